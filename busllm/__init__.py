@@ -1,0 +1,1 @@
+"""busllm: an LLM inference server whose stages are actors on a message bus."""

@@ -1,0 +1,126 @@
+"""Sampling parameters: what a request may ask of the sampler, and the ranges that are allowed.
+
+Owns: the one `SamplingParams` used by the HTTP frontend, the messages, the engine and `busllm.LLM`; its range checks;
+the seed of each choice.
+Does not know: HTTP field names of any particular endpoint, tensors (the definition is computed in `engine/sampler.py`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from busllm.errors import InvalidRequest
+
+MAX_LOGPROBS = 20
+MAX_SEED = 2**63 - 1
+_MASK = 2**64 - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Settings of one request. Fields are only appended, with defaults (it travels on the bus).
+
+    Attributes:
+        temperature: 0 = greedy.
+        top_p: smallest set of most likely tokens whose probability reaches it; 0 = the most likely token.
+        top_k: number of most likely tokens kept; None = all.
+        min_p: tokens below `min_p` times the largest probability are dropped.
+        max_tokens: limit of generated tokens; None = what the context leaves.
+        min_tokens: end-of-turn and stop tokens are impossible before that many generated tokens.
+        stop: strings that end the text; not part of it.
+        stop_token_ids: tokens that end the sequence; not part of the text.
+        ignore_eos: the model's end-of-turn tokens do not end the sequence.
+        seed: None = the frontend draws one.
+        presence_penalty: subtracted once from the logit of each token generated so far.
+        frequency_penalty: subtracted per occurrence from the logit of each token generated so far.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt and output (CTRL,
+            arXiv:1909.05858).
+        logit_bias: (token id, value) pairs added to the logits.
+        logprobs: None = none; k = the chosen token's log probability and the k most likely (before any filter).
+        prompt_logprobs: the same for each token of the prompt.
+        skip_special_tokens: special tokens do not appear in the text.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+
+def _check_number(name: str, value: float, low: float, high: float) -> None:
+    if not math.isfinite(value) or not low <= value <= high:
+        raise InvalidRequest(f"{name} is {value}; it must be between {low:g} and {high:g}.", param=name)
+
+
+def _check_count(name: str, value: int | None, low: int, high: int) -> None:
+    if value is not None and not low <= value <= high:
+        raise InvalidRequest(f"{name} is {value}; it must be between {low} and {high}.", param=name)
+
+
+def check_sampling(params: SamplingParams, vocab_size: int) -> None:
+    """Checks every range.
+
+    Args:
+        vocab_size: number of logits of the model (not of its tokenizer, which may be smaller).
+
+    Raises:
+        InvalidRequest: names the first field that is out of range.
+    """
+    _check_number("temperature", params.temperature, 0.0, 2.0)
+    _check_number("top_p", params.top_p, 0.0, 1.0)
+    _check_number("min_p", params.min_p, 0.0, 1.0)
+    _check_number("presence_penalty", params.presence_penalty, -2.0, 2.0)
+    _check_number("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
+    _check_number("repetition_penalty", params.repetition_penalty, 1e-3, 100.0)
+    _check_count("top_k", params.top_k, 1, 2**31 - 1)
+    _check_count("max_tokens", params.max_tokens, 0, 2**31 - 1)
+    _check_count("min_tokens", params.min_tokens, 0, 2**31 - 1)
+    _check_count("seed", params.seed, -MAX_SEED - 1, MAX_SEED)
+    _check_count("logprobs", params.logprobs, 0, MAX_LOGPROBS)
+    _check_count("prompt_logprobs", params.prompt_logprobs, 0, MAX_LOGPROBS)
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {params.min_tokens}; it must not be over max_tokens ({params.max_tokens}).",
+            param="min_tokens",
+        )
+    if any(not text for text in params.stop):
+        raise InvalidRequest("stop has an empty string, which would match everywhere; leave it out.", param="stop")
+    for token_id in params.stop_token_ids:
+        _check_token_id("stop_token_ids", token_id, vocab_size)
+    for token_id, value in params.logit_bias:
+        _check_token_id("logit_bias", token_id, vocab_size)
+        _check_number("logit_bias", value, -100.0, 100.0)
+
+
+def _check_token_id(name: str, token_id: int, vocab_size: int) -> None:
+    if not 0 <= token_id < vocab_size:
+        raise InvalidRequest(f"{name} has the token id {token_id}; this model has 0 to {vocab_size - 1}.", param=name)
+
+
+def mix64(value: int) -> int:
+    """Mixes 64 bits (the finaliser of SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number
+    generators", OOPSLA 2014)."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """Seed of one choice of a request, an unsigned 64-bit number; choice 0 keeps the request's own seed."""
+    seed &= _MASK
+    return seed if choice == 0 else mix64(seed ^ mix64(choice))
