@@ -9,8 +9,6 @@ Next on the path: `messages/to_frontend.py`, whose `Failed` carries `code`, `mes
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 
 class BusllmError(Exception):
     """Root of the tree.
@@ -22,10 +20,10 @@ class BusllmError(Exception):
         retryable: whether another instance (or a later moment) may succeed with the unchanged request.
     """
 
-    code: ClassVar[str] = "internal_error"
-    status: ClassVar[int] = 500
-    type: ClassVar[str] = "server_error"
-    retryable: ClassVar[bool] = False
+    code: str = "internal_error"
+    status: int = 500
+    type: str = "server_error"
+    retryable: bool = False
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -141,7 +139,7 @@ class Unavailable(BusllmError):
     status = 503
     retryable = True
 
-    retry_after_s: ClassVar[int] = 1
+    retry_after_s = 1
 
 
 class QueueFull(Unavailable):
@@ -191,6 +189,17 @@ class ResumeDeadlineExceeded(Unavailable):
     """A request in flight lost its stage and nobody could take it over within `frontend.resume_deadline_s`."""
 
     code = "resume_deadline_exceeded"
+
+
+class RemoteError(BusllmError):
+    """What another stage reported: the same code, status and type as the error that it raised there."""
+
+    def __init__(self, message: str, *, code: str, status: int, type: str, param: str | None, retryable: bool) -> None:
+        super().__init__(message, param=param)
+        self.code = code
+        self.status = status
+        self.type = type
+        self.retryable = retryable
 
 
 class Aborted(BusllmError):

@@ -1,0 +1,75 @@
+"""What a detokenizer receives: `detokenize.<detokenizer>`, one batch per step and scheduler.
+
+Owns: the columnar `StepTokens` and `SequenceOpened`, which gives a sequence a small number (handle) for its rows.
+Next on the path: `stages/detokenizer.py`, then `messages/to_frontend.py`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from busllm.messages.codec import Decoder
+from busllm.messages.parts import Part
+from busllm.plan import TokenLogprobs
+
+
+class SequenceOpened(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A sequence begins (or goes on) at this detokenizer.
+
+    Attributes:
+        handle: number of the sequence in the rows of this scheduler's batches.
+        uid, choice, attempt, frontend: whose it is.
+        prompt_tail: packed int32: the last few prompt ids, enough to prime a decoder.
+        output_ids: packed int32: tokens before this attempt, to be replayed.
+        delivered_chars: how much of the replayed text the client has.
+        stop: strings that end the text.
+        skip_special_tokens: special tokens do not appear in the text.
+        prompt_tokens, cached_tokens: for the usage.
+    """
+
+    handle: int
+    uid: str
+    choice: int
+    attempt: int
+    frontend: str
+    prompt_tail: bytes
+    output_ids: bytes
+    delivered_chars: int
+    stop: tuple[str, ...]
+    skip_special_tokens: bool
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class StepTokens(msgspec.Struct, frozen=True, array_like=True, tag="step", gc=False):
+    """All new tokens of one step for one detokenizer; row i is tokens[offsets[i] : offsets[i + 1]].
+
+    Attributes:
+        scheduler: instance that computed them.
+        number: counts up by one per batch of this scheduler to this detokenizer.
+        opened: sequences that begin with this batch.
+        handles: packed int32, one per row.
+        indexes: packed int32, position of each row's first token in the output.
+        offsets: packed int32, rows + 1 entries.
+        token_ids: packed int32, all rows.
+        finished: (row, finish reason) of sequences that the engine ended.
+        closed: packed int32 handles that end without a last row (aborted).
+        logprobs: (row, one per token) where asked for.
+        prompt_logprobs: (row, one per prompt token, None for the first) where asked for.
+    """
+
+    scheduler: str
+    number: int
+    opened: tuple[SequenceOpened, ...]
+    handles: bytes
+    indexes: bytes
+    offsets: bytes
+    token_ids: bytes
+    finished: tuple[tuple[int, str], ...] = ()
+    closed: bytes = b""
+    logprobs: tuple[tuple[int, tuple[TokenLogprobs, ...]], ...] = ()
+    prompt_logprobs: tuple[tuple[int, tuple[TokenLogprobs | None, ...]], ...] = ()
+
+
+ToDetokenizer = StepTokens | Part
+decoder: Decoder[ToDetokenizer] = Decoder(ToDetokenizer)
