@@ -79,7 +79,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed", gc=Fals
     stage: str
     code: str
     message: str
-    type: str
+    error_type: str
     status: int
     param: str | None = None
     retryable: bool = False
@@ -102,7 +102,7 @@ def remote_error(message: Failed) -> RemoteError:
         message.message,
         code=message.code,
         status=message.status,
-        type=message.type,
+        type=message.error_type,
         param=message.param,
         retryable=message.retryable,
     )
