@@ -11,7 +11,6 @@ import msgspec
 from busllm.errors import BusllmError, RemoteError
 from busllm.messages.codec import Decoder
 from busllm.messages.parts import Part
-from busllm.plan import TokenLogprobs
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -20,6 +19,20 @@ class Usage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+
+
+class TokenText(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One token as text, with its log probability.
+
+    Attributes:
+        token: its bytes; a token may be a part of a character.
+        logprob: of the unfiltered distribution at temperature 1; None for the first token of a prompt.
+        top: the most likely (token id, bytes, log probability), best first.
+    """
+
+    token: bytes
+    logprob: float | None
+    top: tuple[tuple[int, bytes, float], ...] = ()
 
 
 class StepText(msgspec.Struct, frozen=True, array_like=True, tag="text", gc=False):
@@ -44,8 +57,8 @@ class StepText(msgspec.Struct, frozen=True, array_like=True, tag="text", gc=Fals
     offsets: bytes
     token_ids: bytes
     finished: tuple[tuple[int, str, Usage], ...] = ()
-    logprobs: tuple[tuple[int, tuple[TokenLogprobs, ...]], ...] = ()
-    prompt_logprobs: tuple[tuple[int, tuple[TokenLogprobs | None, ...]], ...] = ()
+    logprobs: tuple[tuple[int, tuple[TokenText, ...]], ...] = ()
+    prompt_logprobs: tuple[tuple[int, tuple[TokenText, ...]], ...] = ()
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken", gc=False):
