@@ -1,0 +1,117 @@
+"""What stages without an engine know about a model.
+
+Owns: `ModelDescription`: the context length, the vocabulary's size, the tokens that end a turn, and a fingerprint by
+which stages of different models or versions of one are told apart. Read from the small files alone.
+Does not know: torch, weights' values, how text becomes ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from busllm.errors import ModelError
+from busllm.model_store.files import ModelFiles, read_json
+
+# Enough of a weight file to have a GGUF's metadata or the whole header of most safetensors.
+_HEAD_BYTES = 64 * 1024
+
+NULL_VOCAB_SIZE = 256 + 3
+NULL_MAX_CONTEXT_TOKENS = 1_000_000
+NULL_EOS_TOKEN_ID = 256
+
+
+class ModelDescription(msgspec.Struct, frozen=True):
+    """Facts about a model.
+
+    Attributes:
+        name: the name under which it is served.
+        max_context_tokens: prompt and answer together.
+        vocab_size: number of logits (the tokenizer's vocabulary may be smaller).
+        eos_token_ids: every token that ends a turn.
+        has_chat_template: whether chats can be served.
+        fingerprint: hex digest that differs when configuration, tokenizer or weights differ.
+    """
+
+    name: str
+    max_context_tokens: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    has_chat_template: bool
+    fingerprint: str
+
+
+def describe(files: ModelFiles) -> ModelDescription:
+    """Describes a model from its small files.
+
+    Raises:
+        ModelError: no configuration, or one that does not say what is needed.
+    """
+    if files.is_null:
+        return ModelDescription(
+            name=files.name,
+            max_context_tokens=NULL_MAX_CONTEXT_TOKENS,
+            vocab_size=NULL_VOCAB_SIZE,
+            eos_token_ids=(NULL_EOS_TOKEN_ID,),
+            has_chat_template=True,
+            fingerprint=hashlib.sha256(b"null").hexdigest()[:32],
+        )
+    if files.config is None:
+        raise ModelError(f"The model {files.name!r} has no config.json.")
+    config = text_config(read_json(files.config))
+    generation = read_json(files.generation_config) if files.generation_config else {}
+    return ModelDescription(
+        name=files.name,
+        max_context_tokens=_positive(config, "max_position_embeddings", files.config, also=("n_positions", "n_ctx")),
+        vocab_size=_positive(config, "vocab_size", files.config),
+        eos_token_ids=_token_ids(generation.get("eos_token_id"), config.get("eos_token_id")),
+        has_chat_template=_has_chat_template(files),
+        fingerprint=fingerprint(files),
+    )
+
+
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a configuration that describes the language model: models of several kinds of input nest it."""
+    nested = config.get("text_config")
+    return config | nested if isinstance(nested, dict) else config
+
+
+def fingerprint(files: ModelFiles) -> str:
+    """A digest of configuration, tokenizer, chat template, and the sizes and heads of the weight files.
+
+    It reads some kilobytes: a model of many gigabytes costs no more than a small one.
+    """
+    digest = hashlib.sha256()
+    small = (files.config, files.generation_config, files.tokenizer, files.tokenizer_config, files.chat_template)
+    for path in small:
+        content = path.read_bytes() if path is not None else b""
+        digest.update(len(content).to_bytes(8, "little") + content)
+    for path in (*files.safetensors, *([files.gguf] if files.gguf else [])):
+        with path.open("rb") as file:
+            digest.update(path.stat().st_size.to_bytes(8, "little") + file.read(_HEAD_BYTES))
+    return digest.hexdigest()[:32]
+
+
+def _positive(config: dict[str, Any], key: str, path: Path, also: tuple[str, ...] = ()) -> int:
+    for name in (key, *also):
+        value = config.get(name)
+        if isinstance(value, int) and value > 0:
+            return value
+    raise ModelError(f"{path} does not say {key}.")
+
+
+def _token_ids(*values: Any) -> tuple[int, ...]:
+    """All ids of several entries, each one id, a list or absent; in order, without repeats."""
+    ids: list[int] = []
+    for value in values:
+        ids += value if isinstance(value, list) else [] if value is None else [value]
+    return tuple(dict.fromkeys(ids))
+
+
+def _has_chat_template(files: ModelFiles) -> bool:
+    if files.chat_template is not None:
+        return True
+    return files.tokenizer_config is not None and bool(read_json(files.tokenizer_config).get("chat_template"))

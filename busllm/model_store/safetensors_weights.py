@@ -1,0 +1,121 @@
+"""Weights of safetensors files, mapped and not copied.
+
+Owns: the safetensors container (an 8-byte length, a JSON header, the bytes; huggingface/safetensors, README, "Format").
+It is read here because the library gives bfloat16 only to torch.
+Does not know: names or layers, torch.
+Next on the path: `weights.py`, through which the engine reads.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from busllm.errors import ModelError
+
+_FLOAT_FORMATS: Mapping[str, str] = MappingProxyType({"F32": "float32", "F16": "float16", "BF16": "bfloat16"})
+
+
+class SafetensorsWeight:
+    """A `WeightTensor` of a safetensors file.
+
+    Args:
+        name: for messages.
+        dtype: as safetensors writes it ("BF16").
+        shape: rows first.
+        flat: uint8, all bytes of the tensor.
+    """
+
+    def __init__(
+        self, name: str, dtype: str, shape: tuple[int, ...], flat: np.ndarray[Any, np.dtype[np.uint8]]
+    ) -> None:
+        self._name = name
+        self._dtype = dtype
+        self._shape = shape
+        self._flat = flat
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    @property
+    def quantization(self) -> str:
+        return _FLOAT_FORMATS.get(self._dtype, self._dtype.lower())
+
+    @property
+    def raw(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        num_rows = prod(self._shape[:-1])
+        return self._flat.reshape(num_rows, len(self._flat) // num_rows if num_rows else 0)
+
+    def to_float32(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        match self._dtype:
+            case "F32":
+                return self._flat.view(np.float32).reshape(self._shape)
+            case "F16":
+                return self._flat.view(np.float16).astype(np.float32).reshape(self._shape)
+            case "BF16":
+                # A bfloat16 is the upper half of a float32.
+                halves = self._flat.view(np.uint16).astype(np.uint32)
+                return (halves << 16).view(np.float32).reshape(self._shape)
+            case _:
+                raise ModelError(f"The tensor {self._name!r} is {self._dtype}; F32, F16 and BF16 can be read.")
+
+
+def iter_safetensors(paths: Sequence[Path]) -> Iterator[tuple[str, SafetensorsWeight]]:
+    """All weights of a checkpoint's files.
+
+    Yields:
+        (name as stored, tensor).
+
+    Raises:
+        ModelError: a file is damaged.
+    """
+    for path in paths:
+        yield from _iter_file(path)
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """The header of one file: name → {"dtype", "shape", "data_offsets"}; offsets count from the end of the header.
+
+    Raises:
+        ModelError: not a safetensors file.
+    """
+    header, _ = _read_header(path)
+    return header
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    try:
+        with path.open("rb") as file:
+            num_bytes = int.from_bytes(file.read(8), "little")
+            if num_bytes > path.stat().st_size:
+                raise ModelError(f"{path} is not a complete safetensors file. Fetch it again.")
+            header = json.loads(file.read(num_bytes))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} is not a complete safetensors file: {error}. Fetch it again.") from error
+    if not isinstance(header, dict):
+        raise ModelError(f"{path} is not a safetensors file: its header is not a JSON object.")
+    header.pop("__metadata__", None)
+    return header, 8 + num_bytes
+
+
+def _iter_file(path: Path) -> Iterator[tuple[str, SafetensorsWeight]]:
+    header, data_start = _read_header(path)
+    with path.open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    for name, entry in header.items():
+        try:
+            start, end = (data_start + int(offset) for offset in entry["data_offsets"])
+            dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelError(f"{path}: the header's entry of {name!r} is not understood.") from error
+        if not data_start <= start <= end <= len(data):
+            raise ModelError(f"{path} is cut short: tensor {name!r} goes past its end. Fetch it again.")
+        yield name, SafetensorsWeight(name, dtype, shape, np.frombuffer(data, np.uint8, end - start, start))
