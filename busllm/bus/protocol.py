@@ -16,23 +16,24 @@ Delivery
  G3. Messages that one connection publishes on several subjects, which one subscription matches, arrive in the order of
      publishing.
  G4. At most once: no message is delivered twice to one subscription, none is kept for later, none is sent again.
- G5. With a queue group, each message reaches exactly one subscription of the group.
+ G5. Of the subscriptions that match and name the same queue group, each message reaches exactly one.
  G6. A payload arrives as the bytes that were published, the empty payload included.
 Subjects
  G7. A subject is tokens joined by dots. In a pattern `*` matches exactly one token and a final `>` one or more.
- G8. Publishing to a subject that is empty, has an empty token, white space, control characters or a wildcard token
-     raises `BadSubject` and sends nothing.
+ G8. Publishing to a subject (or with a reply subject) that is empty, longer than 1,024 bytes, or has an empty token,
+     white space, control characters, `*` or `>` raises `BadSubject` and sends nothing.
 Publishing
  G9. `publish` never waits: it hands the message over or raises.
  G10. A payload over `max_payload_bytes` raises `PayloadTooLarge` with both numbers before anything is sent, and the
       connection stays usable.
  G11. While disconnected `publish` raises `BusDown`; what was refused is never sent later.
- G12. When more than the outgoing bound waits to be sent, `publish` raises `BusCongested` with both numbers.
+ G12. While the outgoing bound or more waits to be sent, `publish` raises `BusCongested` with both numbers; below it a
+      message of any permitted size is taken.
 Receiving
  G13. `receive` returns everything that is ready, at least one item, in order of arrival: messages of all subscriptions
       of the connection and the connection's own events, in one list.
- G14. The incoming queue is bounded in messages and bytes. When it is full new messages are dropped and an `Overflow`
-      event, with the number dropped since the last one, tells so; the connection stays usable.
+ G14. The incoming queue is bounded in messages and bytes. When it is full new messages are dropped until `receive`
+      has fetched what is there; an `Overflow` event behind it tells the number. The connection stays usable.
  G15. A lost connection is told by `Disconnected`, its return by `Reconnected`; subscriptions are in force again before
       `Reconnected` is delivered. Reconnecting is tried for ever, with growing pauses and jitter.
  G16. `subscribe` returns when the subscription is in force on the whole bus server; a refused one raises
@@ -41,8 +42,9 @@ Receiving
 Requests
  G18. `request` returns the first reply. With no subscriber on the subject it raises `NoResponders` at once, with one
       that stays silent `ReplyTimeout` after the time given.
- G19. A `publish` with a reply subject to a subject without any subscriber comes back as a message with
-      `no_responders=True` on the reply subject (when somebody subscribes to that).
+ G19. A `publish` with a reply subject to a subject without any subscriber comes back to its publisher as a message
+      with `no_responders=True` on the reply subject, if the publishing connection itself subscribes to that; other
+      connections hear nothing of it.
  G20. Replies to requests arrive at the connection's own inbox (`<inbox>.<n>`), never at a shared one.
 Closing
  G21. `flush` returns when everything published before has reached the bus server (memory: the queues).
