@@ -1,0 +1,56 @@
+"""What a turn of the engine gives to the outside.
+
+Owns: tokens and events in the order in which they happened, until `Engine.step` hands them out.
+Does not know: who reads them.
+"""
+
+from __future__ import annotations
+
+from busllm.engine.live_sequence import LiveSequence
+from busllm.engine.sequence import FinishReason, SequenceEvent, SequenceTokens, StepOutput
+
+
+class Outbox:
+    """Collects the output of one turn."""
+
+    def __init__(self) -> None:
+        self._tokens: list[SequenceTokens] = []
+        self._events: list[SequenceEvent] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._tokens or self._events)
+
+    def event(self, seq: LiveSequence, name: str, **data: int | str) -> None:
+        """Something happened to a sequence."""
+        self._events.append(SequenceEvent(seq.key[0], seq.key[1], seq.attempt, name, data))
+
+    def tokens(self, seq: LiveSequence, first: int, finish_reason: FinishReason | None = None) -> None:
+        """Output tokens of a sequence from index `first` on, with what was asked for beside them."""
+        token_ids = seq.output_ids(first)
+        with_prompt = seq.scores_prompt and first == 0 and (bool(token_ids) or finish_reason is not None)
+        self._tokens.append(
+            SequenceTokens(
+                seq.key[0],
+                seq.key[1],
+                seq.attempt,
+                first,
+                token_ids,
+                tuple(seq.logprobs[first - seq.num_inherited_tokens :]) if token_ids else (),
+                finish_reason,
+                tuple(seq.prompt_logprobs) if with_prompt else None,
+            )
+        )
+
+    def finished(self, seq: LiveSequence, reason: FinishReason) -> None:
+        """The event of a sequence that came to its own end."""
+        self.event(seq, "finished", completion_tokens=seq.num_output_tokens, reason=reason.value)
+
+    def take_back(self, seq: LiveSequence) -> None:
+        """Drops tokens that have not been handed out: of a sequence that was aborted, or adopted once more."""
+        self._tokens = [entry for entry in self._tokens if (entry.uid, entry.choice) != seq.key]
+
+    def take(self) -> StepOutput:
+        """Hands out what there is."""
+        output = StepOutput(tuple(self._tokens), tuple(self._events))
+        self._tokens, self._events = [], []
+        return output
