@@ -122,6 +122,17 @@ class BodyTooLarge(RequestError):
         self.max_bytes = max_bytes
 
 
+class RequestTimeout(RequestError):
+    """The HTTP body did not arrive in time."""
+
+    code = "request_timeout"
+    status = 408
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__(f"The body was not complete after {wait_s:g} s.")
+        self.wait_s = wait_s
+
+
 class UnsupportedMediaType(RequestError):
     """The body is declared as something other than JSON."""
 
@@ -321,12 +332,10 @@ class ConfigError(BusllmError):
         self.suggestion = suggestion
 
     def __str__(self) -> str:
-        where = self.file or "topology"
-        if self.line is not None:
-            where += f":{self.line}"
+        line = "" if self.line is None else f":{self.line}"
+        places = [place for place in (f"{self.file}{line}" if self.file else "", self.key or "") if place]
         hint = f" Did you mean {self.suggestion!r}?" if self.suggestion else ""
-        key = f" {self.key}:" if self.key else ""
-        return f"{where}:{key} {self.message}{hint}"
+        return ": ".join([*places, self.message]) + hint
 
 
 class MissingPackage(BusllmError):
@@ -344,6 +353,17 @@ class AlreadyRunning(BusllmError):
         super().__init__(f"cluster {cluster!r} already runs on this host with pid {pid}; stop it first.")
         self.cluster = cluster
         self.pid = pid
+
+
+class AddressUnavailable(BusllmError):
+    """`frontend.listen` cannot be bound: taken, or not an address of this host."""
+
+    code = "address_unavailable"
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"cannot listen on {address}: {reason}. Stop what uses it or change frontend.listen.")
+        self.address = address
+        self.reason = reason
 
 
 class Superseded(BusllmError):

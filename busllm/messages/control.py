@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from busllm.messages.codec import Decoder
+from busllm.errors import BusllmError, RemoteError
+from busllm.messages.codec import Decoder, encode_json
 
 PROTOCOL_VERSION = 1
 
@@ -69,7 +70,7 @@ class Announcement(msgspec.Struct, frozen=True):
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """"What became of these?": asked of a stage about requests that were silent."""
+    """ "What became of these?": asked of a stage about requests that were silent."""
 
     uids: tuple[str, ...]
 
@@ -97,6 +98,45 @@ class LiveAnswer(msgspec.Struct, frozen=True):
     live: tuple[tuple[str, int], ...]
 
 
+class ErrorAnswer(msgspec.Struct, frozen=True):
+    """Answer of a control verb that failed: `{"error": {…}}`, the same words as `Failed`."""
+
+    error: ErrorBody
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """What went wrong; see `errors.BusllmError`."""
+
+    code: str
+    message: str
+    type: str = "server_error"
+    status: int = 500
+    param: str | None = None
+    retryable: bool = False
+
+
+def error_answer(error: BusllmError) -> bytes:
+    """Encodes the answer that carries an error."""
+    body = ErrorBody(error.code, error.message, error.type, error.status, error.param, error.retryable)
+    return encode_json(ErrorAnswer(body))
+
+
+def raise_if_error(answer: bytes) -> None:
+    """Raises the `RemoteError` that an answer carries, if it carries one."""
+    if not answer.startswith(b'{"error":'):
+        return
+    body = _error_decoder.decode(answer).error
+    raise RemoteError(
+        body.message,
+        code=body.code,
+        status=body.status,
+        type=body.type,
+        param=body.param,
+        retryable=body.retryable,
+    )
+
+
+_error_decoder: Decoder[ErrorAnswer] = Decoder(ErrorAnswer, json=True)
 announcement_decoder: Decoder[Announcement] = Decoder(Announcement, json=True)
 probe_decoder: Decoder[Probe] = Decoder(Probe, json=True)
 probe_answer_decoder: Decoder[ProbeAnswer] = Decoder(ProbeAnswer, json=True)

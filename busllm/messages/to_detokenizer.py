@@ -12,6 +12,9 @@ from busllm.messages.codec import Decoder
 from busllm.messages.parts import Part
 from busllm.plan import TokenLogprobs
 
+ACKNOWLEDGED_EVERY = 16  # a detokenizer acknowledges batches whose number is a multiple of this
+MAX_UNACKNOWLEDGED = 64  # with more batches open rank 0 leaves the detokenizer's sequences out of its steps
+
 
 class SequenceOpened(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A sequence begins (or goes on) at this detokenizer.
@@ -53,9 +56,8 @@ class StepTokens(msgspec.Struct, frozen=True, array_like=True, tag="step", gc=Fa
         offsets: packed int32, rows + 1 entries.
         token_ids: packed int32, all rows.
         finished: (row, finish reason) of sequences that the engine ended.
-        closed: packed int32 handles that end without a last row (aborted).
         logprobs: (row, one per token) where asked for.
-        prompt_logprobs: (row, one per prompt token, None for the first) where asked for.
+        prompt_logprobs: (row, packed int32 prompt ids, one per prompt token, None for the first) where asked for.
     """
 
     scheduler: str
@@ -66,9 +68,8 @@ class StepTokens(msgspec.Struct, frozen=True, array_like=True, tag="step", gc=Fa
     offsets: bytes
     token_ids: bytes
     finished: tuple[tuple[int, str], ...] = ()
-    closed: bytes = b""
     logprobs: tuple[tuple[int, tuple[TokenLogprobs, ...]], ...] = ()
-    prompt_logprobs: tuple[tuple[int, tuple[TokenLogprobs | None, ...]], ...] = ()
+    prompt_logprobs: tuple[tuple[int, bytes, tuple[TokenLogprobs | None, ...]], ...] = ()
 
 
 ToDetokenizer = StepTokens | Part

@@ -1,0 +1,100 @@
+"""Keeps the actors of one process running.
+
+Owns: restarting a stateless actor in place, with backoff and a limit; ending the process when an actor that holds an
+engine fails, or when another instance supersedes one.
+Does not know: stages; processes (`topology/processes.py` restarts those).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import anyio
+import msgspec
+
+from busllm.actors.actor import Actor
+from busllm.actors.clock import Clock, Timings
+from busllm.errors import BusPermissionDenied, Superseded
+from busllm.telemetry.logging import get_logger
+
+
+class ActorPlan(msgspec.Struct, frozen=True):
+    """One actor to be kept running.
+
+    Attributes:
+        name: for the log.
+        make: builds a fresh actor (a new instance name) for every start.
+        restarts_in_place: False when its failure must end the process.
+    """
+
+    name: str
+    make: Callable[[], Actor]
+    restarts_in_place: bool
+
+
+def _is_final(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return any(_is_final(inner) for inner in error.exceptions)
+    return isinstance(error, (Superseded, BusPermissionDenied))
+
+
+class Supervisor:
+    """Runs actors until told to stop, then drains them in the order of the list (the path of a request)."""
+
+    def __init__(self, plans: tuple[ActorPlan, ...], clock: Clock, timings: Timings) -> None:
+        self._plans = plans
+        self._clock = clock
+        self._timings = timings
+        self._running: dict[str, Actor] = {}
+        self._ended: dict[str, anyio.Event] = {plan.name: anyio.Event() for plan in plans}
+        self._stopping = False
+        self._log = get_logger("busllm.supervisor")
+
+    @property
+    def actors(self) -> dict[str, Actor]:
+        """The actors that run now, by plan name."""
+        return dict(self._running)
+
+    async def run(self, stop: anyio.Event) -> None:
+        """Runs all actors until `stop` is set and they have drained.
+
+        Raises:
+            ExceptionGroup: an actor failed for good; holds its error.
+        """
+        async with anyio.create_task_group() as tasks:
+            for plan in self._plans:
+                tasks.start_soon(self._keep, plan)
+            await stop.wait()
+            self._stopping = True
+            for plan in self._plans:
+                actor = self._running.get(plan.name)
+                if actor is not None:
+                    actor.stop()
+                    await self._ended[plan.name].wait()
+            tasks.cancel_scope.cancel()
+
+    async def _keep(self, plan: ActorPlan) -> None:
+        failures: deque[float] = deque()
+        while not self._stopping:
+            actor = self._running[plan.name] = plan.make()
+            try:
+                await actor.run()
+                break
+            except Exception as error:
+                if _is_final(error) or not plan.restarts_in_place:
+                    raise
+                self._note_failure(plan, failures, error)
+            backoff_s = min(self._timings.restart_backoff_s * 2 ** len(failures), self._timings.restart_backoff_max_s)
+            await self._clock.sleep(backoff_s)
+        self._running.pop(plan.name, None)
+        self._ended[plan.name].set()
+
+    def _note_failure(self, plan: ActorPlan, failures: deque[float], error: Exception) -> None:
+        now = self._clock.monotonic()
+        failures.append(now)
+        while failures[0] < now - self._timings.restart_window_s:
+            failures.popleft()
+        self._log.error("actor_failed", stage=plan.name, restarts=len(failures), exc_info=error)
+        if len(failures) > self._timings.restart_limit:
+            raise error

@@ -1,0 +1,151 @@
+"""What replies of stages mean for the requests of an owner.
+
+Owns: the reading of `Taken`, `Tokenized`, `Failed`, `StepText` and of "nobody listens"; what is repeated is ignored,
+what is ahead is a hole, what belongs to another attempt is not looked at.
+Does not know: time (`watch.py`), how a request is sent on (`sending.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import assert_never
+
+from busllm.actors.actor import Actor
+from busllm.bus.protocol import Message
+from busllm.errors import Draining, MalformedMessage, QueueFull
+from busllm.messages.codec import unpack_ids
+from busllm.messages.parts import Joiner, Part
+from busllm.messages.to_frontend import Failed, StepText, Taken, ToFrontend, Tokenized, decoder, remote_error
+from busllm.requests.live import LiveRequest, Phase
+from busllm.requests.sending import Sender
+
+
+class Replies:
+    """Reads the replies of one owner; `ended` is called with each request that a reply may have ended."""
+
+    def __init__(
+        self, actor: Actor, sender: Sender, lives: Mapping[str, LiveRequest], ended: Callable[[LiveRequest], None]
+    ) -> None:
+        self._actor = actor
+        self._sender = sender
+        self._lives = lives
+        self._ended = ended
+        self._joiner = Joiner()
+
+    def arrived(self, message: Message) -> None:
+        """Takes one message of the reply subjects."""
+        if message.no_responders:
+            self._nobody_listens(message.subject.rpartition(".")[2])
+            return
+        reply = decoder.decode(message.payload)
+        if isinstance(reply, Part):
+            whole = self._joiner.add(reply)
+            if whole is None:
+                return
+            reply = decoder.decode(whole)
+        self._take_reply(reply)
+
+    def _take_reply(self, reply: ToFrontend) -> None:
+        match reply:
+            case StepText():
+                self._take_text(reply)
+            case Taken():
+                self._take_taken(reply)
+            case Tokenized():
+                self._take_tokenized(reply)
+            case Failed():
+                self._take_failed(reply)
+            case Part():
+                raise MalformedMessage("A part inside a part.")
+            case _:
+                assert_never(reply)
+
+    def _current(self, uid: str, attempt: int) -> LiveRequest | None:
+        live = self._lives.get(uid)
+        if live is None or live.attempt != attempt or live.is_done:
+            return None
+        live.heard_at = self._actor.clock.monotonic()
+        live.strikes = 0
+        return live
+
+    def _take_taken(self, taken: Taken) -> None:
+        live = self._current(taken.uid, taken.attempt)
+        if live is None:
+            return
+        match taken.stage:
+            case "tokenizer":
+                live.taken = live.taken or live.phase is Phase.TOKENIZING
+            case "scheduler":
+                self._sender.hold(live, tokenizer=None, scheduler=taken.instance)
+                live.phase, live.taken, live.was_scheduled, live.trouble_since = Phase.SCHEDULED, True, True, None
+            case "detokenizer":
+                live.detokenizer = taken.instance
+
+    def _take_tokenized(self, tokenized: Tokenized) -> None:
+        live = self._current(tokenized.uid, tokenized.attempt)
+        if live is None:
+            return
+        live.prompt_ids = tokenized.prompt_ids
+        if live.phase is Phase.TOKENIZING:
+            live.phase, live.taken, live.sent_at = Phase.SCHEDULED, False, live.heard_at
+            self._sender.hold(live, tokenizer=None, scheduler=tokenized.scheduler or None)
+            if not tokenized.scheduler:
+                live.waits_for = "scheduler"
+
+    def _take_failed(self, failed: Failed) -> None:
+        live = self._current(failed.uid, failed.attempt)
+        if live is None:
+            return
+        if failed.retryable and failed.code != QueueFull.code:
+            holders = {"tokenizer": live.tokenizer, "scheduler": live.scheduler, "detokenizer": live.detokenizer}
+            avoid = holders.get(failed.stage) if failed.code == Draining.code else None
+            self._sender.send_on(live, failed.code, avoid=avoid, holder_died=False)
+        else:
+            live.fail(remote_error(failed))
+            self._sender.abort(live)
+        self._ended(live)
+
+    def _take_text(self, batch: StepText) -> None:
+        indexes, offsets = unpack_ids(batch.indexes).tolist(), unpack_ids(batch.offsets).tolist()
+        choices, attempts = unpack_ids(batch.choices).tolist(), unpack_ids(batch.attempts).tolist()
+        token_ids = unpack_ids(batch.token_ids).tolist()
+        finished = {row: (reason, usage) for row, reason, usage in batch.finished}
+        logprobs, prompt_logprobs = dict(batch.logprobs), dict(batch.prompt_logprobs)
+        for row, uid in enumerate(batch.uids):
+            live = self._current(uid, attempts[row])
+            if live is None:
+                continue
+            choice = live.choices[choices[row]]
+            new_ids = token_ids[offsets[row] : offsets[row + 1]]
+            have = len(choice.output_ids)
+            if choice.finished or (new_ids and indexes[row] + len(new_ids) <= have):
+                continue
+            if indexes[row] != have:
+                self._sender.send_on(live, "a hole in the output", avoid=None, holder_died=False)
+                continue
+            live.detokenizer, live.trouble_since, live.holders_lost = batch.detokenizer, None, 0
+            choice.add(batch.texts[row], new_ids, logprobs.get(row, ()))
+            if row in prompt_logprobs:
+                choice.add_prompt_logprobs(prompt_logprobs[row])
+            self._note_first_text(live, batch.texts[row])
+            if self._actor.trace.tells_tokens and new_ids:
+                self._actor.trace.record(uid, "delta", choice=choices[row], token_ids=new_ids)
+            if row in finished:
+                live.finish(choice, *finished[row])
+                self._ended(live)
+            else:
+                live.deliver(choice)
+
+    def _note_first_text(self, live: LiveRequest, text: str) -> None:
+        if text and not live.has_text:
+            live.has_text = True
+            self._actor.trace.record(live.uid, "first_text")
+
+    def _nobody_listens(self, uid: str) -> None:
+        live = self._lives.get(uid)
+        if live is None or live.is_done or live.taken:
+            return
+        holder = live.tokenizer if live.phase is Phase.TOKENIZING else live.scheduler
+        if holder is not None:
+            self._actor.directory.doubt(holder)
+            self._sender.send_on(live, f"nobody listens at {holder}", avoid=holder, holder_died=False)

@@ -1,0 +1,175 @@
+"""Watching the requests of an owner: deadlines, missing `Taken`s, silence and what is asked about it.
+
+Owns: the periodic look at all live requests, and the judgement of a probe's answer.
+Does not know: how a request is sent on (`sending.py`), what replies bring (`owner.py`).
+
+A request silent for `silence_s` is asked about at its holders, many uids in one message. It is well when its scheduler
+runs or queues this attempt and nothing is missing in between; a doubtful answer is checked once more after
+`strike_s`, then the request is sent on.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import anyio
+
+from busllm.actors.actor import Actor
+from busllm.errors import BusError, BusllmError, BusUnavailable, NoResponders, ResumeDeadlineExceeded, StageMissing
+from busllm.messages.codec import encode_json
+from busllm.messages.control import Probe, ProbeAnswer, ProbedSequence, probe_answer_decoder
+from busllm.requests.live import LiveRequest, Phase
+from busllm.requests.sending import Sender
+
+STRIKES = 2
+MAX_PROBED = 500  # uids in one message
+
+
+class Watch:
+    """Looks after the live requests of one owner."""
+
+    def __init__(self, actor: Actor, sender: Sender, lives: Mapping[str, LiveRequest]) -> None:
+        self._actor = actor
+        self._sender = sender
+        self._lives = lives
+        self._judges_after = 0.0
+        self._down_since: float | None = None
+        self._probing = False
+
+    def bus_is_back(self, now: float) -> None:
+        """After a gap nobody is judged for a while; then every request is asked about."""
+        self._judges_after = now + self._actor.settings.timings.settle_s
+        self.ask_about_all()
+
+    def ask_about_all(self) -> None:
+        """Messages may have been lost: treat every request as silent."""
+        for live in self._lives.values():
+            live.heard_at = float("-inf")
+
+    def tick(self) -> None:
+        """One look at every request."""
+        actor, now = self._actor, self._actor.clock.monotonic()
+        connected = actor.connection.is_connected
+        if connected:
+            self._down_since = None
+        elif self._down_since is None:
+            self._down_since = now
+        judging = connected and now >= self._judges_after
+        silent: dict[str, list[str]] = defaultdict(list)
+        for live in list(self._lives.values()):
+            if not live.is_done and not self._expired(live, now) and judging:
+                self._look_at(live, now, silent)
+        if silent and not self._probing:
+            self._probing = True
+            actor.tasks.start_soon(self._probe, dict(silent))
+
+    def _expired(self, live: LiveRequest, now: float) -> bool:
+        timings = self._actor.settings.timings
+        since = live.trouble_since
+        if self._down_since is not None and (since is None or self._down_since < since):
+            since = self._down_since
+        if since is None:
+            return False
+        limit_s = timings.resume_deadline_s if live.was_scheduled else timings.first_stage_s
+        if now - since < limit_s or (not live.was_scheduled and live.waits_for is None and self._down_since is None):
+            return False
+        live.fail(self._give_up_reason(live, limit_s))
+        self._sender.abort(live)
+        return True
+
+    def _give_up_reason(self, live: LiveRequest, limit_s: float) -> BusllmError:
+        if self._down_since is not None or live.waits_for == "bus":
+            return BusUnavailable(f"The bus is away and did not come back within {limit_s:g} s.")
+        if live.was_scheduled:
+            return ResumeDeadlineExceeded(f"A stage was lost and nobody could take over within {limit_s:g} s.")
+        kind = live.waits_for or "scheduler"
+        return StageMissing(kind, self._actor.directory.why_unusable(kind) or f"nobody took it within {limit_s:g} s")
+
+    def _look_at(self, live: LiveRequest, now: float, silent: dict[str, list[str]]) -> None:
+        timings = self._actor.settings.timings
+        if live.waits_for is not None:
+            self._sender.dispatch(live)
+        elif not live.taken and now - live.sent_at >= timings.taken_s:
+            holder = live.tokenizer if live.phase is Phase.TOKENIZING else live.scheduler
+            self._sender.send_on(live, "not taken", avoid=holder, holder_died=False)
+        elif now - live.heard_at >= (timings.strike_s if live.strikes else timings.silence_s):
+            for holder in live.holders():
+                if len(silent[holder]) < MAX_PROBED:
+                    silent[holder].append(live.uid)
+
+    # ------------------------------------------------------------ probing
+
+    async def _probe(self, silent: dict[str, list[str]]) -> None:
+        try:
+            asked = {uid for uids in silent.values() for uid in uids}
+            attempts = {uid: live.attempt for uid, live in self._lives.items() if uid in asked}
+            answers: dict[str, ProbeAnswer] = {}
+
+            async def ask(instance: str, uids: list[str]) -> None:
+                answer = await self._ask(instance, uids)
+                if answer is not None:
+                    answers[instance] = answer
+
+            async with anyio.create_task_group() as tasks:
+                for instance, uids in silent.items():
+                    tasks.start_soon(ask, instance, uids)
+            for uid, attempt in attempts.items():
+                live = self._lives.get(uid)
+                if live is not None and live.attempt == attempt and not live.is_done:
+                    self._judge(live, answers)
+        finally:
+            self._probing = False
+
+    async def _ask(self, instance: str, uids: list[str]) -> ProbeAnswer | None:
+        """The stage's answer; an empty one when nobody listens there; None when it is unknown."""
+        actor = self._actor
+        subject = actor.subjects.control(instance, "probe")
+        try:
+            payload = await actor.connection.request(
+                subject, encode_json(Probe(tuple(uids))), timeout_s=actor.settings.timings.probe_timeout_s
+            )
+        except NoResponders:
+            actor.directory.doubt(instance)
+            return ProbeAnswer(instance, {})
+        except BusError:
+            return None  # a frozen holder is the directory's to judge, a lost bus the tick's
+        return probe_answer_decoder.decode(payload)
+
+    def _judge(self, live: LiveRequest, answers: dict[str, ProbeAnswer]) -> None:
+        now = self._actor.clock.monotonic()
+        if any(holder not in answers for holder in live.holders()):
+            live.heard_at = now
+            return
+        if self._is_well(live, answers):
+            live.strikes = 0
+            live.heard_at = now
+            live.trouble_since = None
+            return
+        live.strikes += 1
+        live.heard_at = now
+        if live.strikes >= STRIKES:
+            self._sender.send_on(live, "unknown to its holder", avoid=None, holder_died=False)
+
+    def _is_well(self, live: LiveRequest, answers: dict[str, ProbeAnswer]) -> bool:
+        if live.phase is Phase.TOKENIZING:
+            return live.tokenizer is not None and live.uid in answers[live.tokenizer].sequences
+        at_scheduler = self._known(live, live.scheduler, answers)
+        at_detokenizer = self._known(live, live.detokenizer, answers)
+        for choice in live.choices:
+            if choice.finished:
+                continue
+            there = at_scheduler.get(choice.number)
+            if there is None or there.attempt != live.attempt or there.state == "finished":
+                return False
+            text = at_detokenizer.get(choice.number)
+            has_all = there.next_index <= len(choice.output_ids)
+            if not has_all and (text is None or text.attempt != live.attempt):
+                return False
+        return True
+
+    @staticmethod
+    def _known(live: LiveRequest, instance: str | None, answers: dict[str, ProbeAnswer]) -> dict[int, ProbedSequence]:
+        if instance is None:
+            return {}
+        return {sequence.choice: sequence for sequence in answers[instance].sequences.get(live.uid, ())}

@@ -1,0 +1,167 @@
+"""The whole path of a request in one process, without HTTP: an owner, tokenizers, schedulers, detokenizers on any bus.
+
+Owns: starting and stopping the actors, and ending one of them as a kill would: without a word.
+Does not know: processes and the command line (`tests/end_to_end` starts those for real).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.abc
+import msgspec
+
+from busllm.actors.actor import Actor, ActorSettings
+from busllm.actors.behaviour import Behaviour
+from busllm.actors.clock import SystemClock, Timings
+from busllm.bus.protocol import Bus
+from busllm.engine.engine import Engine, EngineConfig
+from busllm.engine.null import NullRunner
+from busllm.messages.to_tokenizer import TextPrompt
+from busllm.model_store.description import NULL_MAX_CONTEXT_TOKENS, NULL_VOCAB_SIZE
+from busllm.requests.generation import GenerationRequest
+from busllm.requests.owner import RequestOwner
+from busllm.requests.owner_behaviour import OwnerBehaviour
+from busllm.sampling import SamplingParams
+from busllm.stages.detokenizer.stage import DetokenizerStage
+from busllm.stages.scheduler.stage import SchedulerStage
+from busllm.stages.tokenizer import TokenizerStage
+from busllm.telemetry.trace import TraceLevel
+from busllm.text.null_tokenizer import NullTokenizer
+
+FAST_TIMINGS = Timings(
+    heartbeat_s=0.05,
+    suspect_s=0.4,
+    gone_s=1.0,
+    taken_s=0.5,
+    silence_s=0.3,
+    strike_s=0.1,
+    probe_timeout_s=0.5,
+    tick_s=0.02,
+    settle_s=0.15,
+    first_stage_s=0.5,
+    resume_deadline_s=10.0,
+    drain_timeout_s=5.0,
+)
+
+
+class StackConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run.
+
+    Attributes:
+        tokenizers, schedulers, detokenizers: how many of each.
+        step_time_s: of the null engine.
+        engine: sizes of each engine.
+        timings: short, so that a test of a fault does not wait for long.
+        cluster: second token of every subject.
+    """
+
+    tokenizers: int = 1
+    schedulers: int = 1
+    detokenizers: int = 1
+    step_time_s: float = 0.001
+    engine: EngineConfig = EngineConfig(num_pages=4096, max_running=64, max_context_tokens=100_000)
+    timings: Timings = FAST_TIMINGS
+    cluster: str = "test"
+    trace_level: TraceLevel = TraceLevel.REQUESTS
+    max_queued: int = 10_000
+
+
+class Stack:
+    """Running actors by name (`tokenizer:0`, …) and the owner of requests."""
+
+    def __init__(self, bus: Bus, config: StackConfig, tasks: anyio.abc.TaskGroup) -> None:
+        self._bus = bus
+        self._config = config
+        self._tasks = tasks
+        self._scopes: dict[str, anyio.CancelScope] = {}
+        self.actors: dict[str, Actor] = {}
+        self.owner = RequestOwner(max_queued=config.max_queued)
+
+    async def start(self, name: str) -> Actor:
+        """Starts a stage (again) and waits until it is ready."""
+        kind, _, index = name.partition(":")
+        settings = ActorSettings(
+            cluster=self._config.cluster,
+            host="here",
+            timings=self._config.timings,
+            trace_level=self._config.trace_level,
+        )
+        actor = Actor(self._behaviour(kind), int(index), self._bus, settings, SystemClock())
+        self.actors[name] = actor
+        scope = self._scopes[name] = anyio.CancelScope()
+        self._tasks.start_soon(self._run, actor, scope)
+        await actor.ready.wait()
+        return actor
+
+    async def kill(self, name: str) -> None:
+        """Ends a stage without a word, as SIGKILL does; nobody is told."""
+        await self.actors[name].connection.close()
+        self._scopes[name].cancel()
+
+    async def wait_until_ready(self) -> None:
+        """Waits until a request would be served."""
+        await self.wait_for(lambda: self.owner.unready_reason() is None)
+
+    async def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Waits until a condition that actors bring about holds."""
+        while not condition():
+            await anyio.sleep(self._config.timings.tick_s)
+
+    async def generate(self, prompt: str, *, max_tokens: int = 32, **sampling: object) -> str:
+        """The text of one request, read to its end."""
+        live = self.owner.submit(request(prompt, max_tokens=max_tokens, **sampling))
+        text = ""
+        async for deltas in live:
+            text += "".join(delta.text for delta in deltas)
+        return text
+
+    @staticmethod
+    async def _run(actor: Actor, scope: anyio.CancelScope) -> None:
+        with scope:
+            await actor.run()
+
+    def _behaviour(self, kind: str) -> Behaviour:
+        match kind:
+            case "owner":
+                return OwnerBehaviour("client", self.owner, is_unique=False)
+            case "tokenizer":
+                return TokenizerStage(NullTokenizer, NULL_MAX_CONTEXT_TOKENS, NULL_VOCAB_SIZE)
+            case "detokenizer":
+                return DetokenizerStage(NullTokenizer)
+            case "scheduler":
+                return SchedulerStage(self._make_engine)
+            case _:
+                raise ValueError(f"there is no stage kind {kind!r}")
+
+    def _make_engine(self) -> Engine:
+        return Engine(NullRunner(step_time_s=self._config.step_time_s), self._config.engine)
+
+
+def request(prompt: str, *, max_tokens: int = 32, n: int = 1, **sampling: object) -> GenerationRequest:
+    """A request for one text prompt."""
+    params = SamplingParams(max_tokens=max_tokens, **({"seed": 7} | sampling))  # type: ignore[arg-type]
+    return GenerationRequest((TextPrompt(prompt),), params, n=n)
+
+
+@asynccontextmanager
+async def running_stack(bus: Bus, config: StackConfig | None = None) -> AsyncIterator[Stack]:
+    """Runs a stack until the block ends."""
+    config = config or StackConfig()
+    async with anyio.create_task_group() as tasks:
+        stack = Stack(bus, config, tasks)
+        for kind, count in (
+            ("detokenizer", config.detokenizers),
+            ("scheduler", config.schedulers),
+            ("tokenizer", config.tokenizers),
+            ("owner", 1),
+        ):
+            for index in range(count):
+                await stack.start(f"{kind}:{index}")
+        await stack.wait_until_ready()
+        try:
+            yield stack
+        finally:
+            tasks.cancel_scope.cancel()
