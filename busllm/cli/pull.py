@@ -6,6 +6,8 @@ Does not know: where models come from (`busllm/model_store/pull.py`).
 
 from __future__ import annotations
 
+import argparse
+
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -18,29 +20,32 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from busllm.errors import BusllmError
 from busllm.model_store.files import ModelFiles
 from busllm.model_store.pull import pull
 
 
-def run(source: str) -> int:
-    """Fetches a model, with a progress bar on stderr; prints where it is.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    parser.add_argument("model", metavar="MODEL", help="alias, hub id, directory or file.gguf")
 
-    Returns:
-        The exit status: 0, or 1 when it could not be fetched.
-    """
-    console = Console(stderr=True)
-    try:
-        files = _pull(source, console)
-    except BusllmError as error:
-        console.print(f"busllm pull: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        return 1
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Fetches a model into the cache, with a progress bar on stderr, and prints where it is."""
+    files = fetch(arguments.model)
     place = files.gguf or files.directory or "nothing to fetch"
-    console.print(f"{files.name}: {place}", markup=False, highlight=False, soft_wrap=True)
+    Console(stderr=True).print(f"{files.name}: {place}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
-def _pull(source: str, console: Console) -> ModelFiles:
+def fetch(source: str) -> ModelFiles:
+    """Fetches a model unless it is here, with a progress bar on stderr.
+
+    Raises:
+        ModelError: it cannot be fetched.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.print(f"fetching {source} ...", markup=False, highlight=False, soft_wrap=True)
     columns: tuple[ProgressColumn, ...] = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     columns += (TransferSpeedColumn(), TimeRemainingColumn())
     # In a log file a bar would leave nothing but blank lines.

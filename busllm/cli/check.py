@@ -1,0 +1,93 @@
+"""`busllm check`: looks a topology file over and shows what it makes.
+
+Owns: the table of processes and the lines about ports, model and KV size; the dump of all values in force.
+Does not know: which mistakes there are (`busllm/topology/`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from busllm.bus.nats_options import public_url
+from busllm.cli.arguments import add_topology_argument
+from busllm.cli.topology_file import runnable_topology
+from busllm.errors import ConfigError, ModelError
+from busllm.model_store.resolve import resolve
+from busllm.topology.config import Topology, topology_hash
+from busllm.topology.model_fit import AttentionShape, attention_shape, check_ranks, kv_size_text
+from busllm.topology.placement import PlacedProcess, place
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
+    add_topology_argument(parser)
+    parser.add_argument("--values", action="store_true", help="print every value in force, as JSON, instead")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Checks a topology file and prints processes, hosts, ports and the size of the KV cache.
+
+    A mistake ends it with status 2, naming file, line, key and the nearest right one.
+    """
+    topology = runnable_topology(arguments.topology)
+    shape, model = _model(topology)
+    if shape is not None:
+        _check_ranks(topology, shape, arguments.topology)
+    if arguments.values:
+        print(msgspec.json.format(msgspec.json.encode(_without_secrets(topology))).decode())
+        return 0
+    console = Console(highlight=False, markup=False)
+    console.print(_process_table(topology))
+    bus = topology.bus
+    server = _public(bus.url) or ("started by `busllm up`" if bus.kind == "nats" else "inside the process")
+    for line in (
+        f"cluster    {topology.cluster} (topology {topology_hash(topology)})",
+        f"bus        {bus.kind}, {server}",
+        f"model      {model}",
+        f"KV cache   {kv_size_text(topology.scheduler, shape, topology.model.dtype)} per scheduler",
+    ):
+        console.print(line, soft_wrap=True)
+    return 0
+
+
+def _without_secrets(topology: Topology) -> Topology:
+    return msgspec.structs.replace(topology, bus=msgspec.structs.replace(topology.bus, url=_public(topology.bus.url)))
+
+
+def _public(urls: str | None) -> str | None:
+    """Bus URLs without token, user and password."""
+    return None if urls is None else ",".join(public_url(url.strip()) for url in urls.split(","))
+
+
+def _model(topology: Topology) -> tuple[AttentionShape | None, str]:
+    """The model's shape when its files are here, and a word on it."""
+    source = topology.model.source
+    try:
+        files = resolve(source)
+    except ModelError as error:
+        return None, f"{source}, not on this host: {error.message}"
+    return attention_shape(files), source if files.is_null else f"{source}, {files.gguf or files.directory}"
+
+
+def _check_ranks(topology: Topology, shape: AttentionShape, file: str | None) -> None:
+    try:
+        check_ranks(shape, topology.scheduler.tensor_parallel)
+    except ConfigError as error:
+        error.file = file
+        raise
+
+
+def _process_table(topology: Topology) -> Table:
+    table = Table("host", "process", "listens on", box=None, pad_edge=False)
+    for placed in place(topology, socket.gethostname()):
+        table.add_row(placed.host, " ".join(map(str, placed.stages)), ", ".join(_addresses(topology, placed)) or "-")
+    return table
+
+
+def _addresses(topology: Topology, placed: PlacedProcess) -> list[str]:
+    return list(dict.fromkeys(topology.listen_of(index) for index in placed.frontend_indexes))

@@ -1,0 +1,52 @@
+"""`busllm up`: starts every process that the topology places on this host.
+
+Owns: its flags, and fetching the model before anything is started.
+Does not know: processes.
+Next on the path: `busllm/topology/up.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+
+from busllm.cli.arguments import Once, add_topology_argument
+from busllm.cli.topology_file import runnable_topology_and_text
+from busllm.errors import ModelError
+from busllm.model_store.resolve import resolve
+from busllm.telemetry.logging import configure_logging
+from busllm.topology.local_files import check_local_files
+from busllm.topology.up import UpOptions, processes_of, run_up
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
+    add_topology_argument(parser)
+    parser.add_argument(
+        "--host", metavar="NAME", action=Once, help="which host of the topology this is; by default this host's name"
+    )
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Starts every process that the topology places on this host, restarts what fails, and prints one ready line.
+
+    SIGTERM or Ctrl-C drains: frontends finish what runs, then the other stages stop, the bus last. A second one
+    hurries.
+    """
+    configure_logging(os.environ.get("BUSLLM_LOG_LEVEL", "info"))
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would tell of every look at /ready
+    topology, text = runnable_topology_and_text(arguments.topology)
+    options = UpOptions(topology=topology, host=arguments.host or socket.gethostname(), topology_text=text)
+    check_local_files(topology, processes_of(topology, options.host))
+    return run_up(options, prepare=lambda: _fetch_model(topology.model.source))
+
+
+def _fetch_model(source: str) -> None:
+    try:
+        resolve(source)
+    except ModelError:
+        from busllm.cli.pull import fetch  # its progress bar costs 0.1 s of imports
+
+        fetch(source)
