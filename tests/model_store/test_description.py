@@ -1,0 +1,108 @@
+"""What stages without an engine know about a model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from busllm.errors import ModelError
+from busllm.model_store.description import describe
+from busllm.model_store.files import ModelFiles
+from busllm.model_store.pull import pull
+from busllm.model_store.resolve import resolve
+
+CONFIG = {"max_position_embeddings": 128, "vocab_size": 10, "eos_token_id": 2}
+
+
+def _files(folder: Path, config: dict[str, Any], **more: dict[str, Any]) -> ModelFiles:
+    paths: dict[str, Path] = {}
+    for name, value in {"config": config, **more}.items():
+        paths[name] = folder / f"{name}.json"
+        paths[name].write_text(json.dumps(value))
+    return ModelFiles(name="x", directory=folder, **paths)
+
+
+def test_the_default_model_is_described_from_its_small_files():
+    description = describe(pull("smollm2-135m"))
+    assert description.name == "smollm2-135m"
+    assert description.max_context_tokens == 8192
+    assert description.vocab_size == 49152
+    assert description.eos_token_ids == (2,)
+    assert description.has_chat_template
+
+
+def test_the_null_model_is_described():
+    description = describe(resolve("null"))
+    assert (description.vocab_size, description.max_context_tokens, description.eos_token_ids) == (
+        259,
+        1_000_000,
+        (256,),
+    )
+
+
+def test_all_end_of_turn_tokens_of_both_files_count_once(tmp_path: Path):
+    files = _files(tmp_path, CONFIG, generation_config={"eos_token_id": [5, 2, 7]})
+    assert describe(files).eos_token_ids == (5, 2, 7)
+    files = _files(tmp_path, CONFIG, generation_config={"eos_token_id": 5})
+    assert describe(files).eos_token_ids == (5, 2)
+    assert describe(_files(tmp_path, CONFIG)).eos_token_ids == (2,)
+
+
+def test_a_chat_template_may_stand_in_the_tokenizer_configuration(tmp_path: Path):
+    assert not describe(_files(tmp_path, CONFIG, tokenizer_config={})).has_chat_template
+    assert describe(_files(tmp_path, CONFIG, tokenizer_config={"chat_template": "x"})).has_chat_template
+
+
+def test_a_nested_text_configuration_is_read(tmp_path: Path):
+    nested = {"text_config": CONFIG, "vocab_size": 99}
+    assert describe(_files(tmp_path, nested)).vocab_size == 10
+
+
+@pytest.mark.parametrize("key", ["max_position_embeddings", "vocab_size"])
+def test_a_configuration_that_does_not_say_enough_is_refused(tmp_path: Path, key: str):
+    config = {name: value for name, value in CONFIG.items() if name != key}
+    with pytest.raises(ModelError, match=key):
+        describe(_files(tmp_path, config))
+
+
+def test_a_damaged_configuration_is_refused(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="cannot be read as JSON"):
+        describe(ModelFiles(name="x", directory=tmp_path, config=tmp_path / "config.json"))
+
+
+def test_the_fingerprint_differs_with_configuration_tokenizer_and_weights(tmp_path: Path):
+    weights = tmp_path / "model.gguf"
+    weights.write_bytes(b"one")
+
+    def print_of(config: dict[str, Any], tokenizer: dict[str, Any]) -> str:
+        files = _files(tmp_path, config, tokenizer=tokenizer)
+        return describe(
+            ModelFiles(**{**{f: getattr(files, f) for f in files.__struct_fields__}, "gguf": weights})
+        ).fingerprint
+
+    prints = [print_of(CONFIG, {}), print_of(CONFIG | {"rope_theta": 1}, {}), print_of(CONFIG, {"a": 1})]
+    assert print_of(CONFIG, {}) == prints[0]
+    weights.write_bytes(b"two")
+    prints.append(print_of(CONFIG, {}))
+    assert len(set(prints)) == 4
+
+
+def test_finding_and_describing_a_model_imports_no_heavy_package():
+    code = """
+import sys
+from busllm.model_store.resolve import resolve
+from busllm.model_store.description import describe
+from busllm.text.tokenizer import load_tokenizer
+import busllm.text.huggingface_tokenizer, busllm.text.decoder
+files = resolve("null")
+describe(files), load_tokenizer(files)
+print([name for name in ("torch", "transformers", "numpy", "gguf", "huggingface_hub") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
