@@ -34,9 +34,7 @@ class Place:
 class Presence:
     """One actor's presence on the bus."""
 
-    def __init__(
-        self, place: Place, behaviour: Behaviour, settings: ActorSettings, clock: Clock, send: Send
-    ) -> None:
+    def __init__(self, place: Place, behaviour: Behaviour, settings: ActorSettings, clock: Clock, send: Send) -> None:
         self.directory = Directory(settings.versions, settings.timings)
         self.state = StageState.STARTING
         self.progress = ""
@@ -104,4 +102,5 @@ class Presence:
         if not (self._behaviour.is_unique and same_place) or other.state is StageState.GONE:
             return
         if (other.started_at, other.instance) < (self._started_at, self._place.instance):
-            raise Superseded(f"{other.instance} (host {other.host}, pid {other.pid}) is alive and older; this one ends.")
+            where = f"host {other.host}, pid {other.pid}"
+            raise Superseded(f"{other.instance} ({where}) is alive and older; this one ends.")

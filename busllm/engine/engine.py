@@ -134,6 +134,10 @@ class Engine:
 
     # ------------------------------------------------------------ calls about the engine
 
+    def close(self) -> None:
+        """Gives back what the runner holds; nothing may be called afterwards."""
+        self._runner.close()
+
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do: compute, collect, or hand out what is ready."""

@@ -28,6 +28,7 @@ class SequenceOpened(msgspec.Struct, frozen=True, array_like=True, gc=False):
         stop: strings that end the text.
         skip_special_tokens: special tokens do not appear in the text.
         prompt_tokens, cached_tokens: for the usage.
+        min_tokens: a stop string may not end before that many tokens.
     """
 
     handle: int
@@ -42,6 +43,7 @@ class SequenceOpened(msgspec.Struct, frozen=True, array_like=True, gc=False):
     skip_special_tokens: bool
     prompt_tokens: int
     cached_tokens: int
+    min_tokens: int = 0
 
 
 class StepTokens(msgspec.Struct, frozen=True, array_like=True, tag="step", gc=False):

@@ -250,7 +250,7 @@ class TokenizerStage:
             raise InvalidRequest(f"tokens has ids outside 0 to {self._vocab_size - 1}.", param="tokens")
 
     def _probe(self, question: bytes) -> bytes:
-        sequences = {
+        sequences: dict[str, tuple[ProbedSequence, ...]] = {
             uid: (ProbedSequence(0, self._waiting[uid].attempt, "running", 0),)
             for uid in probe_decoder.decode(question).uids
             if uid in self._waiting

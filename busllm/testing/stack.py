@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -110,7 +111,7 @@ class Stack:
         while not condition():
             await anyio.sleep(self._config.timings.tick_s)
 
-    async def generate(self, prompt: str, *, max_tokens: int = 32, **sampling: object) -> str:
+    async def generate(self, prompt: str, *, max_tokens: int = 32, **sampling: Any) -> str:
         """The text of one request, read to its end."""
         live = self.owner.submit(request(prompt, max_tokens=max_tokens, **sampling))
         text = ""
@@ -140,9 +141,9 @@ class Stack:
         return Engine(NullRunner(step_time_s=self._config.step_time_s), self._config.engine)
 
 
-def request(prompt: str, *, max_tokens: int = 32, n: int = 1, **sampling: object) -> GenerationRequest:
+def request(prompt: str, *, max_tokens: int = 32, n: int = 1, **sampling: Any) -> GenerationRequest:
     """A request for one text prompt."""
-    params = SamplingParams(max_tokens=max_tokens, **({"seed": 7} | sampling))  # type: ignore[arg-type]
+    params = SamplingParams(max_tokens=max_tokens, **({"seed": 7} | sampling))
     return GenerationRequest((TextPrompt(prompt),), params, n=n)
 
 

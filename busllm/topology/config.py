@@ -72,12 +72,12 @@ class NullConfig(msgspec.Struct, frozen=True):
     Attributes:
         step_time_s: how long each step takes.
         load_time_s: how long loading takes.
-        output_tokens: an answer ends by itself after that many tokens; None = at its limit.
+        eos_one_in: an answer ends by itself at one token in so many, on average; None = only at its limit.
     """
 
     step_time_s: Seconds = 0.0
     load_time_s: Seconds = 0.0
-    output_tokens: Tokens | None = None
+    eos_one_in: Tokens | None = None
 
 
 class ModelConfig(msgspec.Struct, frozen=True):

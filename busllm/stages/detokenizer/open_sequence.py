@@ -26,6 +26,7 @@ class OpenSequence:
             prompt_tail_ids=unpack_ids(opened.prompt_tail).tolist(),
             stop=opened.stop,
             skip_special_tokens=opened.skip_special_tokens,
+            min_tokens=opened.min_tokens,
         )
         self.next_index = 0
 

@@ -164,14 +164,13 @@ class DetokenizerStage:
         output_ids = unpack_ids(sequence.opened.output_ids).tolist()
         if not output_ids:
             return
-        delta = sequence.decoder.push(output_ids)
-        text = delta.text[sequence.opened.delivered_chars :]
+        delta = sequence.decoder.replay(output_ids, sequence.opened.delivered_chars)
         sequence.next_index = len(output_ids)
         if delta.stopped:
-            row = self._gathered(sequence).add(sequence, len(output_ids), text, ())
+            row = self._gathered(sequence).add(sequence, len(output_ids), delta.text, ())
             self._end(key, sequence, row, "stop", delta.num_tokens_kept)
-        elif text:
-            self._gathered(sequence).add(sequence, len(output_ids), text, ())
+        elif delta.text:
+            self._gathered(sequence).add(sequence, len(output_ids), delta.text, ())
 
     def _push(
         self,
@@ -186,6 +185,8 @@ class DetokenizerStage:
         text = delta.text
         if finish_reason is not None and not delta.stopped:
             text += sequence.decoder.flush()
+            if sequence.decoder.stopped:
+                finish_reason = "stop"
         index = sequence.next_index
         sequence.next_index += len(kept)
         self._num_tokens += len(kept)

@@ -27,7 +27,9 @@ def build_engine(files: ModelFiles, model: ModelConfig, scheduler: SchedulerConf
     """
     runner = _null_runner(model) if files.is_null else _model_runner(files, model, scheduler)
     page_tokens = AUTO_PAGE_TOKENS if scheduler.page_tokens == "auto" else scheduler.page_tokens
-    max_context_tokens = min(model.max_context_tokens or runner.model.max_context_tokens, runner.model.max_context_tokens)
+    max_context_tokens = min(
+        model.max_context_tokens or runner.model.max_context_tokens, runner.model.max_context_tokens
+    )
     if scheduler.step_tokens == "auto":
         step_tokens = max(AUTO_STEP_TOKENS, scheduler.max_running)
     else:
@@ -70,7 +72,7 @@ def _null_runner(model: ModelConfig) -> Runner:
     from busllm.topology.config import NullConfig
 
     null = model.null or NullConfig()
-    return NullRunner(step_time_s=null.step_time_s, load_time_s=null.load_time_s, output_tokens=null.output_tokens)
+    return NullRunner(step_time_s=null.step_time_s, load_time_s=null.load_time_s, eos_one_in=null.eos_one_in)
 
 
 def _model_runner(files: ModelFiles, model: ModelConfig, scheduler: SchedulerConfig) -> Runner:
@@ -81,6 +83,4 @@ def _model_runner(files: ModelFiles, model: ModelConfig, scheduler: SchedulerCon
             f"{model.quantization!r} is not available with the {scheduler.attention!r} forward pass; use 'auto'.",
             key="model.quantization",
         )
-    return load_runner(
-        files, LoadConfig(device=scheduler.device, dtype=model.dtype, attention=scheduler.attention)
-    )
+    return load_runner(files, LoadConfig(device=scheduler.device, dtype=model.dtype, attention=scheduler.attention))

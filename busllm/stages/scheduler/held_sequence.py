@@ -64,4 +64,5 @@ class HeldSequence:
             skip_special_tokens=generate.params.skip_special_tokens,
             prompt_tokens=len(unpack_ids(generate.prompt_ids)),
             cached_tokens=self.cached_tokens,
+            min_tokens=generate.params.min_tokens,
         )

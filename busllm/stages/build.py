@@ -1,0 +1,134 @@
+"""From the topology's words to the behaviours of stages.
+
+Owns: which settings of the topology and of the model's description each stage gets.
+Does not know: processes (`process.py`), the bus.
+
+A stage's code is imported when it is built, so that a process loads no more than it runs.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from busllm.actors.behaviour import Behaviour
+from busllm.actors.clock import Timings
+from busllm.actors.settings import ActorSettings
+from busllm.errors import ConfigError
+from busllm.messages.control import Versions
+from busllm.model_store.description import ModelDescription, describe
+from busllm.model_store.files import ModelFiles
+from busllm.model_store.resolve import resolve
+from busllm.requests.owner import RequestOwner
+from busllm.telemetry.trace import TraceLevel
+from busllm.topology.config import FrontendConfig, Topology, topology_hash
+from busllm.topology.placement import StageId
+
+if TYPE_CHECKING:
+    from busllm.stages.frontend.stage import FrontendStage
+
+DRAIN_GRACE_S = 5.0  # beyond the frontends' own drain timeout
+
+
+class StageBuilder:
+    """Builds the stages of one topology.
+
+    Raises:
+        ModelError: the model's files are missing or damaged.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._files: ModelFiles = resolve(topology.model.source)
+        self._model = _limited(describe(self._files), topology.model.max_context_tokens)
+
+    def actor_settings(self) -> ActorSettings:
+        """What all actors of this process have in common."""
+        topology = self._topology
+        return ActorSettings(
+            cluster=topology.cluster,
+            host=socket.gethostname(),
+            versions=Versions(
+                package=version("busllm"), topology=topology_hash(topology), model=self._model.fingerprint
+            ),
+            timings=Timings(
+                resume_deadline_s=topology.frontend.resume_deadline_s,
+                drain_timeout_s=topology.frontend.drain_timeout_s + DRAIN_GRACE_S,
+            ),
+            trace_level=TraceLevel(topology.trace.level),
+        )
+
+    def frontend(self, sockets: Sequence[socket.socket]) -> FrontendStage:
+        """A frontend that listens on these sockets.
+
+        Raises:
+            ConfigError: the file of API keys cannot be used.
+        """
+        from busllm.stages.frontend.settings import FrontendSettings, HttpTimings, Tls
+        from busllm.stages.frontend.stage import FrontendStage
+
+        config, model = self._topology.frontend, self._model
+        settings = FrontendSettings(
+            model_name=self._topology.model.name or self._files.name,
+            max_model_len=model.max_context_tokens,
+            vocab_size=model.vocab_size,
+            has_chat_template=model.has_chat_template,
+            created=int(time.time()),
+            api_keys=_read_api_keys(config),
+            cors_origins=config.cors_origins,
+            max_body_bytes=config.max_body_bytes,
+            drain_timeout_s=config.drain_timeout_s,
+            timings=HttpTimings(header_wait_s=config.header_wait_s),
+            tls=None if config.tls is None else Tls(certificate=config.tls.certificate_file, key=config.tls.key_file),
+        )
+        return FrontendStage(settings, sockets, RequestOwner(config.max_queued))
+
+    def behaviour(self, stage: StageId) -> Behaviour:
+        """A fresh behaviour of a stage other than a frontend."""
+        match stage.kind:
+            case "tokenizer":
+                from busllm.stages.tokenizer import TokenizerStage
+                from busllm.text.tokenizer import load_tokenizer
+
+                load = partial(load_tokenizer, self._files)
+                return TokenizerStage(load, self._model.max_context_tokens, self._model.vocab_size)
+            case "detokenizer":
+                from busllm.stages.detokenizer.stage import DetokenizerStage
+                from busllm.text.tokenizer import load_tokenizer
+
+                return DetokenizerStage(partial(load_tokenizer, self._files))
+            case "scheduler":
+                from busllm.stages.scheduler.build_engine import build_engine
+                from busllm.stages.scheduler.stage import SchedulerStage
+
+                return SchedulerStage(
+                    partial(build_engine, self._files, self._topology.model, self._topology.scheduler)
+                )
+            case "frontend":
+                raise AssertionError("a frontend has sockets; see `frontend`")
+
+
+def _limited(model: ModelDescription, max_context_tokens: int | None) -> ModelDescription:
+    if max_context_tokens is None:
+        return model
+    return msgspec.structs.replace(model, max_context_tokens=min(max_context_tokens, model.max_context_tokens))
+
+
+def _read_api_keys(config: FrontendConfig) -> frozenset[str]:
+    if config.api_keys_file is None:
+        return frozenset()
+    try:
+        lines = Path(config.api_keys_file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{config.api_keys_file!r} cannot be read: {error}.", key="frontend.api_keys_file") from error
+    keys = frozenset(line.strip() for line in lines if line.strip())
+    if not keys:
+        raise ConfigError(f"{config.api_keys_file!r} has no key in it.", key="frontend.api_keys_file")
+    return keys
