@@ -90,8 +90,8 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     _check_count("max_tokens", params.max_tokens, 0, 2**31 - 1)
     _check_count("min_tokens", params.min_tokens, 0, 2**31 - 1)
     _check_count("seed", params.seed, -MAX_SEED - 1, MAX_SEED)
-    _check_count("logprobs", params.logprobs, 0, MAX_LOGPROBS)
-    _check_count("prompt_logprobs", params.prompt_logprobs, 0, MAX_LOGPROBS)
+    _check_count("logprobs", params.logprobs, 0, min(MAX_LOGPROBS, vocab_size))
+    _check_count("prompt_logprobs", params.prompt_logprobs, 0, min(MAX_LOGPROBS, vocab_size))
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise InvalidRequest(
             f"min_tokens is {params.min_tokens}; it must not be over max_tokens ({params.max_tokens}).",

@@ -1,0 +1,148 @@
+"""Hypercorn, run in our task group with our own end.
+
+Owns: the listening sockets, hypercorn's settings, the order of a shutdown. The only file of the stages that reaches
+asyncio, through hypercorn.
+Does not know: what is served.
+
+Shutdown: new requests are refused with the listener open, what runs may finish within `drain_timeout_s`, what is left
+then is ended with an error, and only when nothing runs is hypercorn told to stop. Its own shutdown would cut streams
+that are silent for three seconds, so it never gets to cut any.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+from collections.abc import Sequence
+
+import anyio
+import structlog
+from anyio.abc import TaskStatus
+from hypercorn.asyncio import serve as hypercorn_serve
+from hypercorn.config import Config
+
+from busllm.stages.frontend.app import FrontendApp
+from busllm.stages.frontend.settings import FrontendSettings
+
+_log = structlog.get_logger(__name__)
+
+BACKLOG = 1024
+_UNLIMITED_REQUESTS = 2**31 - 1
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Binds a TCP socket and listens, so that a taken port is found at once.
+
+    Raises:
+        OSError: the address is taken or does not exist here.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+async def serve(
+    app: FrontendApp,
+    sockets: Sequence[socket.socket],
+    settings: FrontendSettings,
+    shutdown: anyio.Event,
+    *,
+    hurry: anyio.Event | None = None,
+    task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serves until the shutdown is over.
+
+    Args:
+        app: from `build_app`.
+        sockets: bound TCP sockets; they belong to this function from now on.
+        settings: the same that the app has.
+        shutdown: set by the caller to begin the drain.
+        hurry: set by the caller to end the drain at once.
+    """
+    for sock in sockets:
+        sock.listen(BACKLOG)
+        _end_dead_connections(sock, settings.timings.unread_s)
+    stop = anyio.Event()
+    config = _config(sockets, settings)
+    async with anyio.create_task_group() as group:
+        group.start_soon(_run_hypercorn, app, config, stop)
+        task_status.started()
+        try:
+            await shutdown.wait()
+            await _drain(app, settings, hurry or anyio.Event())
+        finally:  # also when cancelled: hypercorn itself is shielded and ends only by this
+            app.running.end_all()
+            stop.set()
+
+
+async def _drain(app: FrontendApp, settings: FrontendSettings, hurry: anyio.Event) -> None:
+    app.running.begin_drain()
+    _log.info("drain began", running=len(app.running), drain_timeout_s=settings.drain_timeout_s)
+    with anyio.move_on_after(settings.drain_timeout_s):
+        async with anyio.create_task_group() as group:
+            group.start_soon(_cancel_when, hurry, group.cancel_scope)
+            await app.running.wait_finished()
+            group.cancel_scope.cancel()
+    if len(app.running):
+        _log.warning("drain ends requests that run", running=len(app.running))
+    app.running.end_all()
+    with anyio.move_on_after(settings.timings.stop_s):
+        await app.running.wait_finished()
+
+
+async def _run_hypercorn(app: FrontendApp, config: Config, stop: anyio.Event) -> None:
+    with anyio.CancelScope(shield=True) as shielded:
+        async with anyio.create_task_group() as group:
+            group.start_soon(_last_resort, stop, config.graceful_timeout, shielded)
+            await hypercorn_serve(app, config, shutdown_trigger=stop.wait, mode="asgi")  # type: ignore[arg-type]
+            group.cancel_scope.cancel()
+
+
+async def _last_resort(stop: anyio.Event, graceful_timeout_s: float, scope: anyio.CancelScope) -> None:
+    """Ends hypercorn when it does not end by itself: from Python 3.12 on it waits for connections without a limit, and
+    one whose client does not read may take as long as it likes."""
+    await stop.wait()
+    await anyio.sleep(2 * graceful_timeout_s)
+    scope.cancel()
+
+
+async def _cancel_when(event: anyio.Event, scope: anyio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
+
+
+def _end_dead_connections(sock: socket.socket, unread_s: float) -> None:
+    """Lets the kernel end connections whose peer takes nothing for that long; accepted sockets inherit it."""
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if option is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, option, int(unread_s * 1000))
+
+
+def _config(sockets: Sequence[socket.socket], settings: FrontendSettings) -> Config:
+    config = Config()
+    config.bind = [f"fd://{sock.detach()}" for sock in sockets]
+    config.backlog = BACKLOG
+    config.errorlog = logging.getLogger("busllm.http")
+    config.accesslog = None
+    config.include_server_header = False
+    config.h11_max_incomplete_size = settings.max_head_bytes
+    # Counts from the connection's start, or the last answer's end, to the end of the next request's head.
+    config.keep_alive_timeout = settings.timings.keep_alive_s
+    config.keep_alive_max_requests = _UNLIMITED_REQUESTS
+    config.graceful_timeout = settings.timings.stop_s
+    config.alpn_protocols = ["http/1.1"]
+    if settings.tls is not None:
+        config.certfile = settings.tls.certificate
+        config.keyfile = settings.tls.key
+        if settings.tls.client_authorities is not None:
+            config.ca_certs = settings.tls.client_authorities
+            config.verify_mode = ssl.CERT_REQUIRED
+    return config
