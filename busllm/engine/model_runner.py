@@ -1,0 +1,253 @@
+"""The forward pass in torch: executes step plans on CPU or CUDA.
+
+Owns: the device side of a step, from the plan to the sampled tokens: page tables, slots, the decoder, the sampler.
+Does not know: requests, why a row was chosen, which pages are free, where weights come from (`engine/loader.py`).
+Next on the path: `engine/engine.py`, which collects the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from busllm.engine.attention.protocol import Attention, AttentionConfig, AttentionFactory
+from busllm.engine.batch import RaggedBatch, SlotPages, input_tokens, make_batch
+from busllm.engine.host_copy import StepMark, copy_to_host
+from busllm.engine.kv_cache import KVShape
+from busllm.engine.logprobs import PendingLogprobs, token_logprobs
+from busllm.engine.models.decoder import Decoder
+from busllm.engine.runner import ModelInfo
+from busllm.engine.sampler import Sampled, sample
+from busllm.engine.slot_states import SlotShape, SlotStates
+from busllm.errors import EngineError
+from busllm.plan import PlanRow, PromptLogprobs, SampledRow, StepPlan, StepResult, TokenLogprobs
+
+HEAD_ROWS = 256  # hidden rows that go through the head at once when a whole prompt's log probabilities are wanted
+
+
+@dataclass(frozen=True)
+class _Allocated:
+    """What exists once the sizes are known."""
+
+    attention: Attention
+    tables: SlotPages
+    slots: SlotStates
+
+
+@dataclass(frozen=True)
+class _PendingPrompt:
+    slot: int
+    start: int
+    parts: tuple[PendingLogprobs, ...]
+
+
+@dataclass(frozen=True)
+class _PendingStep:
+    """A launched step; tensors are on the host once `mark` is passed."""
+
+    mark: StepMark
+    slots: tuple[int, ...]
+    sampled: Sampled | None
+    prompts: tuple[_PendingPrompt, ...]
+
+
+class ModelRunner:
+    """Implements `Runner` with a decoder."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        model: ModelInfo,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        attention: AttentionFactory,
+    ) -> None:
+        self._decoder = decoder
+        self._model = model
+        self._device = device
+        self._dtype = dtype
+        self._attention = attention
+        self._allocated: _Allocated | None = None
+        self._launched: dict[int, _PendingStep] = {}
+        self._last_sampled: dict[int, tuple[int, int]] = {}  # slot → (step, position) of its last sampled token
+
+    @property
+    def model(self) -> ModelInfo:
+        """The loaded model."""
+        return self._model
+
+    @property
+    def depth(self) -> int:
+        """0 on CPU, where a step is done when `launch` returns; 1 on CUDA, which runs behind the host."""
+        return 1 if self._device.type == "cuda" else 0
+
+    def allocate(self, *, num_pages: int, page_tokens: int, max_running: int, max_context_tokens: int) -> None:
+        """Makes the KV cache, page tables and sampler state."""
+        config = self._decoder.config
+        max_context_tokens = min(max_context_tokens, self._model.max_context_tokens)
+        kv = KVShape(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            num_pages=num_pages,
+            page_tokens=page_tokens,
+            dtype=self._dtype,
+            device=self._device,
+        )
+        slots = SlotShape(
+            max_running=max_running,
+            max_context_tokens=max_context_tokens,
+            vocab_size=config.vocab_size,
+            eos_token_ids=self._model.eos_token_ids,
+            device=self._device,
+        )
+        self._allocated = _Allocated(
+            attention=self._attention(
+                AttentionConfig(config.num_heads, config.head_dim**-0.5, config.layer_windows, kv)
+            ),
+            tables=SlotPages(
+                max_running=max_running,
+                max_context_tokens=max_context_tokens,
+                num_pages=num_pages,
+                page_tokens=page_tokens,
+            ),
+            slots=SlotStates(slots),
+        )
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> int:
+        """Starts a step; on CPU it is done when this returns.
+
+        Raises:
+            EngineError: the plan contradicts what the slots hold.
+        """
+        memory = self._memory()
+        self._apply(plan, memory)
+        sampled, prompts = None, []
+        sampling = [(index, row) for index, row in enumerate(plan.rows) if row.samples]
+        if plan.rows:
+            batch = make_batch(plan, memory.tables)
+            states = self._hidden_states(plan, batch, memory)
+            prompts = [self._prompt_logprobs(plan.rows[i], i, batch, states, memory) for i in plan.prompt_logprob_rows]
+            if sampling:
+                sampled = self._sample(plan.number, sampling, batch, states, memory)
+        self._launched[plan.number] = _PendingStep(
+            mark=StepMark(self._device),
+            slots=tuple(row.slot for _, row in sampling),
+            sampled=sampled,
+            prompts=tuple(prompt for prompt in prompts if prompt is not None),
+        )
+        return plan.number
+
+    def collect(self, handle: int) -> StepResult:
+        """Waits for a launched step.
+
+        Raises:
+            EngineError: no such step was launched, or it was collected before.
+        """
+        step = self._launched.pop(handle, None)
+        if step is None:
+            raise EngineError(f"step {handle} was not launched or was collected before")
+        step.mark.wait()
+        rows: tuple[SampledRow, ...] = ()
+        if step.sampled is not None:
+            logprobs: dict[int, TokenLogprobs] = {}
+            if step.sampled.logprobs is not None:
+                logprobs = dict(zip(step.sampled.logprob_rows, step.sampled.logprobs.collect(), strict=True))
+            rows = tuple(
+                SampledRow(slot, (token_id,), (logprobs[index],) if index in logprobs else ())
+                for index, (slot, token_id) in enumerate(zip(step.slots, step.sampled.token_ids.tolist(), strict=True))
+            )
+        prompts = tuple(
+            PromptLogprobs(prompt.slot, prompt.start, tuple(entry for part in prompt.parts for entry in part.collect()))
+            for prompt in step.prompts
+        )
+        return StepResult(handle, rows, prompts)
+
+    def close(self) -> None:
+        """Gives the KV cache back."""
+        self._allocated = None
+        self._launched.clear()
+
+    def _memory(self) -> _Allocated:
+        if self._allocated is None:
+            raise EngineError("the runner was used before `allocate` or after `close`")
+        return self._allocated
+
+    def _apply(self, plan: StepPlan, memory: _Allocated) -> None:
+        for slot in plan.closed:
+            memory.slots.close(slot)
+            memory.tables.clear(slot)
+            self._last_sampled.pop(slot, None)
+        for opened in plan.opened:
+            memory.slots.open(opened)
+        for entry in plan.pages:
+            memory.tables.assign(entry)
+
+    def _hidden_states(self, plan: StepPlan, batch: RaggedBatch, memory: _Allocated) -> torch.Tensor:
+        token_ids = self._to_device(input_tokens(plan.rows))
+        for index, row in enumerate(plan.rows):
+            memory.slots.params(row.slot)  # an empty slot has no rows
+            if row.from_step is not None:
+                self._check_source(row)
+                token_ids[int(batch.cu_seqlens[index])] = memory.slots.tokens[row.slot, row.start]
+        memory.attention.prepare(batch)
+        positions, cache_slots = self._to_device(batch.positions), self._to_device(batch.cache_slots)
+        return self._decoder.hidden_states(token_ids, positions, cache_slots, memory.attention)
+
+    def _check_source(self, row: PlanRow) -> None:
+        wanted, last = (row.from_step, row.start), self._last_sampled.get(row.slot)
+        if last != wanted:
+            raise EngineError(
+                f"slot {row.slot} shall read what it sampled as (step, position) {wanted}, but its last is {last}"
+            )
+
+    def _sample(
+        self,
+        number: int,
+        sampling: list[tuple[int, PlanRow]],
+        batch: RaggedBatch,
+        states: torch.Tensor,
+        memory: _Allocated,
+    ) -> Sampled:
+        rows = np.array([index for index, _ in sampling])
+        slots, positions = batch.slots[rows], batch.kv_lengths[rows].astype(np.int64)  # the new token follows its row
+        last_hidden = states[self._to_device(batch.cu_seqlens[rows + 1].astype(np.int64) - 1)]
+        sampled = sample(self._decoder.logits(last_hidden), slots, positions, memory.slots)
+        self._remember(number, slots, positions, sampled.token_ids, memory)
+        logprobs = None if sampled.logprobs is None else sampled.logprobs.to_host()
+        return Sampled(copy_to_host(sampled.token_ids), sampled.logprob_rows, logprobs)
+
+    def _remember(
+        self, number: int, slots: np.ndarray, positions: np.ndarray, token_ids: torch.Tensor, memory: _Allocated
+    ) -> None:
+        kept = np.flatnonzero(positions < memory.slots.shape.max_context_tokens)  # a full context needs no next input
+        where = self._to_device(slots[kept]), self._to_device(positions[kept])
+        memory.slots.tokens[where] = token_ids[self._to_device(kept)]
+        for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
+            self._last_sampled[slot] = (number, position)
+
+    def _prompt_logprobs(
+        self, row: PlanRow, index: int, batch: RaggedBatch, states: torch.Tensor, memory: _Allocated
+    ) -> _PendingPrompt | None:
+        """Each hidden state of a row against the prompt token that follows it."""
+        num_prompt_tokens = int(memory.slots.num_prompt_tokens[row.slot])
+        count = min(row.num_tokens, num_prompt_tokens - 1 - row.start)
+        if count < 1:
+            return None
+        first = int(batch.cu_seqlens[index])
+        followers = memory.slots.tokens[row.slot, row.start + 1 : row.start + 1 + count]
+        num_top = memory.slots.params(row.slot).prompt_logprobs or 0
+        parts = tuple(
+            token_logprobs(self._decoder.logits(hidden), token_ids, [num_top] * len(token_ids)).to_host()
+            for hidden, token_ids in zip(
+                torch.split(states[first : first + count], HEAD_ROWS), torch.split(followers, HEAD_ROWS), strict=True
+            )
+        )
+        return _PendingPrompt(row.slot, row.start + 1, parts)
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)

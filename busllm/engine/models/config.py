@@ -1,0 +1,177 @@
+"""A model's shape, read from its `config.json`.
+
+Owns: `ModelConfig`, which says everything that the decoder needs to know about an architecture, and the table of the
+architectures that it covers.
+Does not know: weights, tensors, where the file lies.
+Next on the path: `engine/models/decoder.py`, which builds layers from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from busllm.engine.models.rope_config import RopeConfig, read_rope
+from busllm.errors import ModelError
+
+
+class ModelConfig(msgspec.Struct, frozen=True):
+    """What the decoder is built from.
+
+    Attributes:
+        architecture: as `config.json` names it.
+        vocab_size: rows of the embedding and number of logits.
+        hidden_size, intermediate_size: widths of the residual stream and of the feed-forward layer.
+        num_layers, num_heads, num_kv_heads, head_dim: shape of attention; num_heads is a multiple of num_kv_heads.
+        rms_norm_eps: added to the mean square.
+        max_context_tokens: prompt and output together.
+        rope: rotary position embedding.
+        tie_word_embeddings: the embedding is the head.
+        qkv_bias, output_bias, mlp_bias: which linears have a bias.
+        qk_norm: queries and keys are normalised per head before they are rotated.
+        layer_windows: per layer, how many positions (its own included) a token sees; None = all.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_context_tokens: int
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    layer_windows: tuple[int | None, ...]
+
+
+class _Traits(NamedTuple):
+    """How one architecture differs from the plain decoder."""
+
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    default_head_dim: int | None = None
+    windows: Callable[[Mapping[str, Any], int], tuple[int | None, ...]] = lambda raw, num_layers: (None,) * num_layers
+
+
+def _mistral_windows(raw: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
+    return (raw.get("sliding_window", 4096),) * num_layers
+
+
+def _qwen_windows(raw: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
+    window = raw.get("sliding_window", 4096) if raw.get("use_sliding_window", False) else None
+    layer_types = raw.get("layer_types")
+    if layer_types is None:
+        first_windowed = raw.get("max_window_layers", 28)
+        return tuple(window if layer >= first_windowed else None for layer in range(num_layers))
+    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+
+
+def _llama(raw: Mapping[str, Any]) -> _Traits:
+    bias = bool(raw.get("attention_bias", False))
+    return _Traits(qkv_bias=bias, output_bias=bias, mlp_bias=bool(raw.get("mlp_bias", False)))
+
+
+def _mistral(raw: Mapping[str, Any]) -> _Traits:
+    return _Traits(windows=_mistral_windows)
+
+
+def _qwen2(raw: Mapping[str, Any]) -> _Traits:
+    return _Traits(qkv_bias=True, windows=_qwen_windows)
+
+
+def _qwen3(raw: Mapping[str, Any]) -> _Traits:
+    bias = bool(raw.get("attention_bias", False))
+    return _Traits(
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=True,
+        default_head_dim=128,
+        windows=_qwen_windows,
+    )
+
+
+_ARCHITECTURES: Mapping[str, Callable[[Mapping[str, Any]], _Traits]] = {
+    "LlamaForCausalLM": _llama,
+    "MistralForCausalLM": _mistral,
+    "Qwen2ForCausalLM": _qwen2,
+    "Qwen3ForCausalLM": _qwen3,
+}
+SUPPORTED_ARCHITECTURES = tuple(_ARCHITECTURES)
+
+
+def read_config(raw: Mapping[str, Any]) -> ModelConfig:
+    """Reads a decoded `config.json`.
+
+    Raises:
+        ModelError: the architecture is not supported, a value is missing, or the file asks for something that the
+            decoder does not do (another activation, part-rotated heads, a packed format inside safetensors).
+    """
+    names = raw.get("architectures") or ["(none)"]
+    traits_of = _ARCHITECTURES.get(names[0])
+    if traits_of is None:
+        raise ModelError(f"{names[0]} is not supported. Supported: {', '.join(SUPPORTED_ARCHITECTURES)}.")
+    _refuse_what_is_not_done(raw)
+    traits = traits_of(raw)
+    hidden_size, num_heads = (
+        _whole(raw, "hidden_size"),
+        _whole(raw, "num_attention_heads"),
+    )
+    num_layers = _whole(raw, "num_hidden_layers")
+    num_kv_heads = raw.get("num_key_value_heads") or num_heads
+    head_dim = raw.get("head_dim") or traits.default_head_dim or hidden_size // num_heads
+    if num_heads % num_kv_heads:
+        raise ModelError(f"{num_heads} attention heads cannot share {num_kv_heads} key-value heads evenly.")
+    windows = traits.windows(raw, num_layers)
+    if len(windows) != num_layers:
+        raise ModelError(f"config.json describes {len(windows)} layer_types for {num_layers} layers.")
+    max_context_tokens = _whole(raw, "max_position_embeddings")
+    return ModelConfig(
+        architecture=names[0],
+        vocab_size=_whole(raw, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=_whole(raw, "intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        max_context_tokens=max_context_tokens,
+        rope=read_rope(raw, head_dim, max_context_tokens),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        qkv_bias=traits.qkv_bias,
+        output_bias=traits.output_bias,
+        mlp_bias=traits.mlp_bias,
+        qk_norm=traits.qk_norm,
+        layer_windows=windows,
+    )
+
+
+def _whole(raw: Mapping[str, Any], key: str) -> int:
+    value = raw.get(key)
+    if not isinstance(value, int) or value < 1:
+        raise ModelError(f"config.json has {key} = {value!r}; a whole number of at least 1 is needed.")
+    return value
+
+
+def _refuse_what_is_not_done(raw: Mapping[str, Any]) -> None:
+    activation = raw.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise ModelError(f"config.json asks for the activation {activation!r}; this decoder has silu.")
+    quantization = raw.get("quantization_config")
+    if quantization is not None:
+        method = quantization.get("quant_method", "unknown")
+        raise ModelError(
+            f"The weights are stored in the format {method!r}, which is not supported. "
+            "Use the unquantized safetensors of the model, or a GGUF."
+        )

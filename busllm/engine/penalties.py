@@ -1,0 +1,96 @@
+"""Edits of the logits that a request asks for, before a token is chosen.
+
+Owns: penalties, logit bias, the ban of ends before `min_tokens`; rows without such settings are not touched.
+Does not know: temperature and filters (`engine/draw.py`).
+Next on the path: `engine/draw.py`.
+
+Order: repetition penalty, frequency and presence penalty, logit bias, banned tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from busllm.engine.slot_states import SlotStates
+
+IMPOSSIBLE = torch.finfo(torch.float32).min  # not -inf: a row with every token banned must not become NaN
+
+
+def edit_logits(
+    logits: torch.Tensor,
+    slots: npt.NDArray[np.int64],
+    positions: npt.NDArray[np.int64],
+    states: SlotStates,
+) -> None:
+    """Edits in place.
+
+    Args:
+        logits: float32 (num_rows, vocab_size).
+        slots: (num_rows,), whose row it is.
+        positions: (num_rows,), of the token to be chosen; all tokens below are in `states.tokens`.
+        states: of the slots.
+    """
+    penalised = np.flatnonzero(
+        (states.repetition[slots] != 1) | (states.frequency[slots] != 0) | (states.presence[slots] != 0)
+    )
+    if penalised.size:
+        _penalise(logits, penalised, slots[penalised], positions[penalised], states)
+    _add_biases(logits, slots, states)
+    generated = positions - states.num_prompt_tokens[slots]
+    for row in np.flatnonzero(generated < states.min_tokens[slots]):
+        logits[row, list(states.ending_tokens(int(slots[row])))] = IMPOSSIBLE
+
+
+def _penalise(
+    logits: torch.Tensor,
+    rows: npt.NDArray[np.int64],
+    slots: npt.NDArray[np.int64],
+    positions: npt.NDArray[np.int64],
+    states: SlotStates,
+) -> None:
+    device = logits.device
+    on_device = torch.from_numpy(rows).to(device)
+    tokens = states.tokens[torch.from_numpy(slots).to(device), : int(positions.max())]  # (num_penalised, longest)
+    where = np.arange(tokens.shape[1])
+    known = where < positions[:, None]
+    generated = known & (where >= states.num_prompt_tokens[slots][:, None])
+
+    seen = _count(tokens, known, logits) > 0
+    counts = _count(tokens, generated, logits)
+
+    def column(values: npt.NDArray[np.float32]) -> torch.Tensor:
+        return torch.from_numpy(values[slots]).to(device)[:, None]
+
+    values = logits[on_device]
+    repetition = column(states.repetition)
+    values = torch.where(seen, torch.where(values > 0, values / repetition, values * repetition), values)
+    values -= column(states.frequency) * counts
+    values -= column(states.presence) * (counts > 0)
+    logits[on_device] = values
+
+
+def _count(tokens: torch.Tensor, counted: npt.NDArray[np.bool_], logits: torch.Tensor) -> torch.Tensor:
+    """How often each token id stands in each row: float32 (num_rows, vocab_size)."""
+    ones = torch.from_numpy(counted).to(logits.device, torch.float32)
+    return logits.new_zeros((tokens.shape[0], logits.shape[1])).scatter_add_(1, tokens, ones)
+
+
+def _add_biases(logits: torch.Tensor, slots: npt.NDArray[np.int64], states: SlotStates) -> None:
+    biases = [
+        (row, token_id, value)
+        for row, slot in enumerate(slots.tolist())
+        for token_id, value in states.params(slot).logit_bias
+    ]
+    if biases:
+        rows, token_ids, values = zip(*biases, strict=True)
+        where = (
+            torch.tensor(rows, device=logits.device),
+            torch.tensor(token_ids, device=logits.device),
+        )
+        logits.index_put_(
+            where,
+            torch.tensor(values, dtype=logits.dtype, device=logits.device),
+            accumulate=True,
+        )

@@ -1,0 +1,85 @@
+"""Chooses the next token of each row.
+
+Owns: the order of the work: raw log probabilities, edits, then the most likely token (temperature 0) or a draw.
+Does not know: the model, the plan. A row's settings never reach another row: each part works on the rows that ask for
+it and leaves the others as they are.
+Next on the path: `engine/model_runner.py`, which hands the tokens back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from busllm.engine.draw import DrawSettings, draw
+from busllm.engine.logprobs import PendingLogprobs, token_logprobs
+from busllm.engine.penalties import IMPOSSIBLE, edit_logits
+from busllm.engine.rng import uniform
+from busllm.engine.slot_states import SlotStates
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Tokens of a step, still on the device.
+
+    Attributes:
+        token_ids: int64 (num_rows,).
+        logprob_rows: the rows whose requests asked for log probabilities.
+        logprobs: of these rows; None = there are none.
+    """
+
+    token_ids: torch.Tensor
+    logprob_rows: tuple[int, ...]
+    logprobs: PendingLogprobs | None
+
+
+def sample(
+    logits: torch.Tensor,
+    slots: npt.NDArray[np.int64],
+    positions: npt.NDArray[np.int64],
+    states: SlotStates,
+) -> Sampled:
+    """Chooses one token per row. Does not write it to `states`.
+
+    Args:
+        logits: float32 (num_rows, vocab_size); may be overwritten.
+        slots: (num_rows,), whose row it is.
+        positions: (num_rows,), of the token to be chosen, counted from the prompt's first token.
+        states: of the slots; all tokens below `positions` are there.
+    """
+    # A model whose numbers overflowed goes on with what is left of its row, and stays that row's own trouble.
+    logits.nan_to_num_(nan=IMPOSSIBLE, neginf=IMPOSSIBLE)
+    asked = [states.params(slot).logprobs for slot in slots.tolist()]
+    logprob_rows = tuple(row for row, num_top in enumerate(asked) if num_top is not None)
+    raw = logits[list(logprob_rows)] if logprob_rows else None  # a copy, before the edits
+    edit_logits(logits, slots, positions, states)
+    token_ids = _choose(logits, slots, positions, states)
+    logprobs = None
+    if raw is not None:
+        num_top = [num_top for num_top in asked if num_top is not None]
+        logprobs = token_logprobs(raw, token_ids[list(logprob_rows)], num_top)
+    return Sampled(token_ids, logprob_rows, logprobs)
+
+
+def _choose(
+    logits: torch.Tensor,
+    slots: npt.NDArray[np.int64],
+    positions: npt.NDArray[np.int64],
+    states: SlotStates,
+) -> torch.Tensor:
+    token_ids = logits.argmax(dim=-1)  # the first of equals
+    drawn = np.flatnonzero(states.temperature[slots] > 0)
+    if drawn.size:
+        rows, own = torch.from_numpy(drawn).to(logits.device), slots[drawn]
+        settings = DrawSettings(
+            temperature=states.temperature[own],
+            top_k=states.top_k[own],
+            top_p=states.top_p[own],
+            min_p=states.min_p[own],
+            uniform=uniform(states.seeds[own], positions[drawn]),
+        )
+        token_ids[rows] = draw(logits[rows], settings)
+    return token_ids

@@ -1,0 +1,302 @@
+"""`busllm.LLM`: the engine in this process, without a bus.
+
+Owns: the way from prompts to finished texts in one call: encode, submit, step, decode.
+Does not know: HTTP, stages, subjects. The engine and the text decoder are the ones that the server's stages use, so
+the answers are the same.
+
+    with busllm.LLM("smollm2-135m") as llm:
+        for completion in llm.generate(["Once upon a time"], busllm.SamplingParams(max_tokens=40)):
+            print(completion.text)
+"""
+
+from __future__ import annotations
+
+import difflib
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+import msgspec
+import numpy as np
+
+from busllm.engine.config import EngineConfig
+from busllm.engine.engine import Engine
+from busllm.engine.runner import Runner
+from busllm.engine.sequence import FinishReason, SequenceRequest, SequenceTokens
+from busllm.errors import ConfigError, InvalidRequest
+from busllm.ids import new_uid
+from busllm.model_store.files import ModelFiles
+from busllm.model_store.resolve import resolve
+from busllm.plan import TokenLogprobs
+from busllm.sampling import SamplingParams, choice_seed
+from busllm.text.decoder import Decoder
+from busllm.text.tokenizer import Message, load_tokenizer
+
+_MAX_WAITING = 2**31 - 1  # nobody is turned away: the caller has all the prompts in memory already
+
+Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+
+
+class LLMOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of `LLM`, named as in a topology file.
+
+    Attributes:
+        device: "auto" (CUDA where there is one), "cpu", "cuda", "cuda:1", …
+        dtype: "auto" (float32 on CPU, bfloat16 on CUDA), "float32", "bfloat16" or "float16".
+        attention: "auto", "torch" or an installed plug-in.
+        kv_tokens: size of the KV cache; rounded up to whole pages.
+        page_tokens: tokens per page.
+        step_tokens: most tokens computed in one step; "auto" = 256 on CPU, 2048 on CUDA, at least `max_running`.
+        max_running: sequences computed at the same time.
+        max_context_tokens: prompt and output together; None = what the model can.
+        prefix_cache: whether prompts that begin alike share their pages, also from call to call.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    attention: str = "auto"
+    kv_tokens: int = 65536
+    page_tokens: int | Literal["auto"] = "auto"
+    step_tokens: int | Literal["auto"] = "auto"
+    max_running: int = 64
+    max_context_tokens: int | None = None
+    prefix_cache: Literal["radix", "none"] = "radix"
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What became of one prompt.
+
+    Attributes:
+        text: the answer, without the stop string that ended it.
+        token_ids: the tokens that count; the one that ended the answer is among them.
+        finish_reason: "stop" (the model ended its turn, or a stop string or token came) or "length".
+        prompt_token_ids: the prompt as the model saw it.
+        logprobs: one per token of `token_ids` when asked for, else None.
+        prompt_logprobs: one per token of the prompt when asked for (the first is None), else None.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    prompt_token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+
+
+@dataclass
+class _Answer:
+    """One sequence on its way."""
+
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    decoder: Decoder
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    finish_reason: FinishReason | None = None
+
+    def take(self, tokens: SequenceTokens) -> None:
+        """Takes what a step gave; `finish_reason` is set when that was the end, be it by a stop string."""
+        ended_by_token = tokens.finish_reason is FinishReason.STOP and bool(tokens.token_ids)
+        is_unseen = ended_by_token and tokens.token_ids[-1] in self.params.stop_token_ids
+        shown = tokens.token_ids[:-1] if is_unseen else tokens.token_ids
+        delta = self.decoder.push(shown)
+        num_kept = delta.num_tokens_kept if delta.stopped else len(tokens.token_ids)
+        self.text += delta.text
+        self.token_ids += tokens.token_ids[:num_kept]
+        self.logprobs += tokens.logprobs[:num_kept]
+        self.prompt_logprobs = tokens.prompt_logprobs or self.prompt_logprobs
+        self.finish_reason = FinishReason.STOP if delta.stopped else tokens.finish_reason
+        if self.finish_reason is not None:
+            self.text += self.decoder.flush()
+
+    def completion(self) -> Completion:
+        """The result; only when it has ended."""
+        assert self.finish_reason is not None
+        # The decoder may find a stop string in the text that it held back: that is an end by a stop string as well.
+        reason = FinishReason.STOP if self.decoder.stopped else self.finish_reason
+        return Completion(
+            text=self.text,
+            token_ids=tuple(self.token_ids),
+            finish_reason=reason.value,
+            prompt_token_ids=self.prompt_ids,
+            logprobs=None if self.params.logprobs is None else tuple(self.logprobs),
+            prompt_logprobs=self.prompt_logprobs,
+        )
+
+
+class LLM:
+    """A model that answers in this process.
+
+    Args:
+        source: alias, hub id, directory, GGUF file, or "null" (no model, for tests).
+        **options: see `LLMOptions`.
+
+    Raises:
+        ModelError: the model cannot be found or loaded.
+        ConfigError: an option is unknown or impossible.
+        MissingPackage: the attention backend is not installed.
+    """
+
+    def __init__(self, source: str, **options: Any) -> None:
+        chosen = _read_options(options)
+        files = resolve(source)
+        self._tokenizer = load_tokenizer(files)
+        self._runner = _load(files, chosen)
+        self._engine = Engine(self._runner, _engine_config(chosen, self._runner))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, for statistics and integrity checks."""
+        return self._engine
+
+    def close(self) -> None:
+        """Gives the KV cache back. The object cannot be used afterwards."""
+        self._runner.close()
+
+    def generate(
+        self, prompts: Prompts, sampling: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Completion]:
+        """Answers prompts, together.
+
+        Args:
+            prompts: one text, several, the token ids of one prompt, or of several. Text gets the special tokens that
+                the model expects at its beginning; ids are taken as they are.
+            sampling: for all, or one per prompt; None = `SamplingParams()`. A missing seed is drawn.
+
+        Returns:
+            One completion per prompt, in order.
+
+        Raises:
+            InvalidRequest, ContextLengthExceeded, NeverFits: a prompt or setting is impossible; nothing is generated.
+        """
+        all_ids = self._encode(prompts)
+        return self._run(all_ids, _per_prompt(sampling, len(all_ids)))
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Completion]:
+        """Answers chats: like `generate`, with prompts written by the model's chat template.
+
+        Args:
+            messages: one chat (a list of {"role", "content"}), or several.
+            sampling: for all, or one per chat.
+
+        Raises:
+            InvalidRequest: the model has no chat template, or it refuses the messages.
+        """
+        chats = [messages] if all(isinstance(entry, Mapping) for entry in messages) else messages
+        all_ids = [tuple(self._tokenizer.encode_chat(chat)) for chat in chats]  # type: ignore[arg-type]
+        return self._run(all_ids, _per_prompt(sampling, len(all_ids)))
+
+    def _encode(self, prompts: Prompts) -> list[tuple[int, ...]]:
+        if isinstance(prompts, str):
+            prompts = [prompts]
+        entries: list[Any] = [prompts] if prompts and all(isinstance(entry, int) for entry in prompts) else [*prompts]
+        texts = [entry for entry in entries if isinstance(entry, str)]
+        encoded = iter(self._tokenizer.encode_batch(texts, add_special_tokens=True))
+        return [tuple(next(encoded) if isinstance(entry, str) else entry) for entry in entries]
+
+    def _run(self, all_ids: Sequence[tuple[int, ...]], all_params: Sequence[SamplingParams]) -> list[Completion]:
+        answers: dict[str, _Answer] = {}
+        try:
+            for prompt_ids, params in zip(all_ids, all_params, strict=True):
+                uid: str = new_uid()
+                self._engine.submit(_request(uid, prompt_ids, params))
+                answers[uid] = _Answer(prompt_ids, params, self._decoder(prompt_ids, params))
+            open_uids = set(answers)
+            while open_uids:
+                for tokens in self._engine.step().tokens:
+                    self._take(answers[tokens.uid], tokens, open_uids)
+        finally:
+            for uid in answers:
+                self._engine.abort(uid)  # an error or Ctrl-C leaves nothing behind; ended ones are not there any more
+        return [answer.completion() for answer in answers.values()]
+
+    def _take(self, answer: _Answer, tokens: SequenceTokens, open_uids: set[str]) -> None:
+        if tokens.uid not in open_uids:
+            return
+        answer.take(tokens)
+        if answer.finish_reason is None:
+            return
+        open_uids.discard(tokens.uid)
+        if tokens.finish_reason is None:
+            self._engine.stop(tokens.uid, tokens.choice, tokens.attempt)
+
+    def _decoder(self, prompt_ids: Sequence[int], params: SamplingParams) -> Decoder:
+        return Decoder(
+            self._tokenizer,
+            prompt_tail_ids=prompt_ids,
+            stop=params.stop,
+            skip_special_tokens=params.skip_special_tokens,
+            min_tokens=params.min_tokens,
+        )
+
+
+def _request(uid: str, prompt_ids: Iterable[int], params: SamplingParams) -> SequenceRequest:
+    seed = secrets.randbits(63) if params.seed is None else params.seed
+    return SequenceRequest(
+        uid=uid,
+        choice=0,
+        attempt=1,
+        prompt_ids=np.fromiter(prompt_ids, dtype=np.int32),
+        output_ids=np.zeros(0, dtype=np.int32),
+        params=params,
+        seed=choice_seed(seed, 0),
+    )
+
+
+def _per_prompt(sampling: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
+    if sampling is None or isinstance(sampling, SamplingParams):
+        return [sampling or SamplingParams()] * num_prompts
+    if len(sampling) != num_prompts:
+        raise InvalidRequest(
+            f"There are {num_prompts} prompts and {len(sampling)} sampling settings.", param="sampling"
+        )
+    return list(sampling)
+
+
+def _read_options(options: Mapping[str, Any]) -> LLMOptions:
+    for key in options:
+        if key not in LLMOptions.__struct_fields__:
+            near = difflib.get_close_matches(key, LLMOptions.__struct_fields__, n=1)
+            raise ConfigError("unknown option of LLM.", key=key, suggestion=near[0] if near else None)
+    try:
+        return msgspec.convert(dict(options), LLMOptions)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _load(files: ModelFiles, options: LLMOptions) -> Runner:
+    if files.is_null:
+        from busllm.engine.null import NullRunner
+
+        return NullRunner()
+    from busllm.engine.loader import LoadConfig, load_runner
+
+    return load_runner(files, LoadConfig(device=options.device, dtype=options.dtype, attention=options.attention))
+
+
+def _engine_config(options: LLMOptions, runner: Runner) -> EngineConfig:
+    page_tokens = 16 if options.page_tokens == "auto" else options.page_tokens
+    auto_step_tokens = max(256 if runner.depth == 0 else 2048, options.max_running)
+    return EngineConfig(
+        num_pages=-(-options.kv_tokens // page_tokens),
+        page_tokens=page_tokens,
+        step_tokens=auto_step_tokens if options.step_tokens == "auto" else options.step_tokens,
+        max_running=options.max_running,
+        max_waiting=_MAX_WAITING,
+        max_context_tokens=options.max_context_tokens or runner.model.max_context_tokens,
+        prefix_cache=options.prefix_cache == "radix",
+    )
