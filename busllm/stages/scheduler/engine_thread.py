@@ -14,6 +14,9 @@ from collections import deque
 from collections.abc import Callable, Collection
 
 import anyio
+import anyio.from_thread
+import anyio.lowlevel
+import anyio.to_thread
 import msgspec
 
 from busllm.engine.engine import Engine
@@ -120,8 +123,9 @@ class EngineThread:
         """Waits for output and returns all there is."""
         while not self._outputs:
             await anyio.wait_readable(self._reader)
-            self._signalled = False
+            # In this order: what is put after the flag is down sends a byte, what was put before is seen by the loop.
             self._drain_signal()
+            self._signalled = False
         outputs = []
         while self._outputs:
             outputs.append(self._outputs.popleft())
@@ -177,7 +181,7 @@ class EngineThread:
             while not self._closing:
                 self._turn(engine)
             engine.close()
-        except BaseException as error:  # the seam: whatever it is, the event loop decides what follows
+        except BaseException as error:  # noqa: BLE001 - the seam: whatever it is, the event loop decides what follows
             self._put(Crashed(error if isinstance(error, BusllmError) else _as_engine_error(error)))
 
     def _turn(self, engine: Engine) -> None:

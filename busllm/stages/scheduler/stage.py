@@ -1,14 +1,13 @@
 """The scheduler's behaviour: sequences in, token batches out, the engine beside it.
 
-Owns: what a sequence's owner, its detokenizer and the bus mean for the engine: taking over, adopting, aborting,
-holding back, dropping orphans.
+Owns: what a message, a sequence's owner and the bus mean for the engine: taking over, adopting, aborting, holding
+back, dropping orphans.
 Does not know: whom the engine computes next (`engine/planner.py`), text.
-Next on the path: `engine_thread.py` and `detokenizer_link.py`, then `stages/detokenizer/`.
+Next on the path: `engine_thread.py`, then `outbound.py`.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, assert_never
 
@@ -19,22 +18,21 @@ from busllm.actors.behaviour import MessageHandler
 from busllm.actors.directory import PeerChange, PeerNews
 from busllm.bus.protocol import BusEvent, Disconnected, Message, Overflow, PermissionRefused, Reconnected
 from busllm.engine.engine import Engine
-from busllm.engine.sequence import SequenceRequest, SequenceTokens, StepOutput
+from busllm.engine.sequence import SequenceEvent, SequenceRequest, SequenceTokens, StepOutput
 from busllm.errors import BusError, BusllmError, Draining, EngineError, InvalidRequest
 from busllm.messages.codec import encode, encode_json, unpack_ids
-from busllm.messages.control import ProbeAnswer, ProbedSequence, live_answer_decoder, probe_decoder
+from busllm.messages.control import ProbeAnswer, live_answer_decoder, probe_decoder
 from busllm.messages.parts import Joiner, Part
 from busllm.messages.to_everyone import decode_abort
 from busllm.messages.to_frontend import Taken, failed
 from busllm.messages.to_scheduler import Generate, StopMatched, decoder
-from busllm.requests.routing import pick
 from busllm.requests.tombstones import Tombstones
 from busllm.sampling import choice_seed
-from busllm.stages.scheduler.detokenizer_link import DetokenizerLink
+from busllm.stages.scheduler.engine_statistics import engine_statistics
 from busllm.stages.scheduler.engine_thread import Crashed, EngineOutput, EngineThread, Refused
 from busllm.stages.scheduler.held_sequence import HeldSequence
-
-MAX_FINISHED = 10_000
+from busllm.stages.scheduler.held_table import HeldTable, Key
+from busllm.stages.scheduler.outbound import Outbound
 
 
 class SchedulerStage:
@@ -45,19 +43,17 @@ class SchedulerStage:
 
     def __init__(self, make_engine: Callable[[], Engine]) -> None:
         self._engine = EngineThread(make_engine)
-        self._held: dict[tuple[str, int], HeldSequence] = {}
-        self._of_uid: dict[str, set[tuple[str, int]]] = defaultdict(set)
-        self._links: dict[str, DetokenizerLink] = {}
-        self._finished: OrderedDict[str, dict[int, ProbedSequence]] = OrderedDict()
+        self._table = HeldTable()
         self._tombstones = Tombstones()
         self._joiner = Joiner()
-        self._holding: frozenset[tuple[str, int]] = frozenset()
+        self._held_back: frozenset[Key] = frozenset()
         self._draining = False
         self._empty = anyio.Event()
 
     async def start(self, actor: Actor) -> None:
         """See `Behaviour`."""
         self._actor = actor
+        self._outbound = Outbound(actor, self._table)
         actor.report_progress("loading the model")
         await self._engine.start()
         actor.tasks.start_soon(self._output_loop)
@@ -70,7 +66,7 @@ class SchedulerStage:
             subjects.generate(instance, "*"): self._work_arrived,
             subjects.stop(instance): self._work_arrived,
             subjects.abort("*"): self._abort_arrived,
-            f"{subjects.inbox(instance)}.batch.*": self._acknowledged,
+            self._outbound.acknowledgements: self._outbound.acknowledged,
         }
 
     def received_all(self) -> None:
@@ -79,44 +75,24 @@ class SchedulerStage:
 
     def load(self) -> dict[str, float]:
         """See `Behaviour`."""
-        return {"requests": float(len(self._held))}
+        return {"requests": float(len(self._table))}
 
     def statistics(self) -> dict[str, Any]:
         """See `Behaviour`."""
-        engine = self._engine.statistics
-        counts: dict[str, Any] = {"sequences": len(self._held)}
-        if engine is not None:
-            counts |= {
-                "running": engine.running,
-                "waiting": engine.waiting,
-                "kv_pages": {
-                    "total": engine.pages_total,
-                    "free": engine.pages_free,
-                    "cached": engine.pages_cached,
-                    "owned": engine.pages_owned,
-                },
-                "page_tokens": engine.page_tokens,
-                "steps": engine.steps,
-                "tokens": {
-                    "prompt": engine.prompt_tokens,
-                    "cached_prompt": engine.cached_prompt_tokens,
-                    "output": engine.output_tokens,
-                },
-                "retractions": engine.retractions,
-            }
-        return counts
+        return {"sequences": len(self._table), **engine_statistics(self._engine.statistics)}
 
     async def drain(self) -> None:
         """See `Behaviour`: what runs may finish; what is left when time is up goes on elsewhere."""
         self._draining = True
         try:
-            while self._held:
+            while len(self._table):
                 self._empty = anyio.Event()
                 await self._empty.wait()
         finally:
-            for uid, keys in list(self._of_uid.items()):
-                self._fail(self._held[next(iter(keys))].generate, Draining("The scheduler is shutting down."))
-                self._drop(uid, None)
+            error = Draining("The scheduler is shutting down.")
+            for generate in {held.generate.uid: held.generate for held in self._table}.values():
+                self._fail(generate, error)
+                self._drop(generate.uid, None)
             with anyio.CancelScope(shield=True):
                 await self._engine.close()
 
@@ -150,12 +126,8 @@ class SchedulerStage:
         actor.try_publish(actor.subjects.reply(generate.frontend, generate.uid), encode(taken))
         prompt_ids = unpack_ids(generate.prompt_ids)
         for start in generate.choices:
-            held = HeldSequence(generate, start)
-            known = self._held.get(held.key)
-            if known is not None and known.generate.attempt >= generate.attempt:
+            if not self._table.add(HeldSequence(generate, start)):
                 continue
-            self._held[held.key] = held
-            self._of_uid[generate.uid].add(held.key)
             self._engine.submit(
                 SequenceRequest(
                     uid=generate.uid,
@@ -169,13 +141,12 @@ class SchedulerStage:
                     cache_namespace=generate.cache_namespace,
                 )
             )
-        self._update_hold()
 
     def _stop(self, uid: str, choice: int, attempt: int) -> None:
-        held = self._held.get((uid, choice))
-        if held is not None and held.generate.attempt == attempt:
+        held = self._table.get(uid, choice, attempt)
+        if held is not None:
             self._engine.stop(uid, choice, attempt)
-            self._forget(held, "finished")
+            self._remove(held, finished=True)
 
     def _abort_arrived(self, message: Message) -> None:
         uid, attempt = message.subject.rpartition(".")[2], decode_abort(message.payload)
@@ -184,35 +155,20 @@ class SchedulerStage:
 
     def _drop(self, uid: str, attempt: int | None) -> None:
         """Ends sequences of a request up to an attempt (None: all), wherever they are in the engine."""
-        keys = [key for key in self._of_uid.get(uid, ()) if attempt is None or self._attempt_of(key) <= attempt]
-        if keys:
+        ended = [held for held in self._table.of_uid(uid) if attempt is None or held.generate.attempt <= attempt]
+        if ended:
             self._engine.abort(uid, attempt)
-            for key in keys:
-                self._forget(self._held[key], None)
+            for held in ended:
+                self._remove(held, finished=False)
 
-    def _attempt_of(self, key: tuple[str, int]) -> int:
-        return self._held[key].generate.attempt
+    def _remove(self, held: HeldSequence, *, finished: bool) -> None:
+        self._table.remove(held, finished=finished)
+        if not len(self._table):
+            self._empty.set()
 
     def _fail(self, generate: Generate, error: BusllmError) -> None:
         message = failed(generate.uid, generate.attempt, self.kind, error)
         self._actor.try_publish(self._actor.subjects.reply(generate.frontend, generate.uid), encode(message))
-
-    def _forget(self, held: HeldSequence, state: str | None) -> None:
-        key = held.key
-        del self._held[key]
-        keys = self._of_uid[held.generate.uid]
-        keys.discard(key)
-        if not keys:
-            del self._of_uid[held.generate.uid]
-        if state is not None:
-            ended = self._finished.setdefault(held.generate.uid, {})
-            ended[held.start.choice] = ProbedSequence(held.start.choice, held.generate.attempt, state, held.next_index)
-            if len(self._finished) > MAX_FINISHED:
-                self._finished.popitem(last=False)
-        if held.must_wait:
-            self._update_hold()
-        if not self._held:
-            self._empty.set()
 
     # ------------------------------------------------------------ engine output
 
@@ -226,95 +182,52 @@ class SchedulerStage:
         match output:
             case StepOutput():
                 for event in output.events:
-                    if event.name == "admitted":
-                        self._note_admitted(event.uid, event.choice, int(event.data.get("cached_tokens", 0)))
-                    self._actor.trace.record(event.uid, event.name, choice=event.choice, **event.data)
+                    self._take_event(event)
                 for tokens in output.tokens:
                     self._take_tokens(tokens)
             case Refused():
-                held = self._held.get((output.request.uid, output.request.choice))
-                if held is not None and held.generate.attempt == output.request.attempt:
+                request = output.request
+                held = self._table.get(request.uid, request.choice, request.attempt)
+                if held is not None:
                     self._fail(held.generate, output.error)
-                    self._actor.trace.record(output.request.uid, "failed", code=output.error.code)
-                    self._drop(output.request.uid, output.request.attempt)
+                    self._actor.trace.record(request.uid, "failed", code=output.error.code)
+                    self._drop(request.uid, request.attempt)
             case Crashed():
                 raise output.error
             case _:
                 assert_never(output)
 
-    def _note_admitted(self, uid: str, choice: int, cached_tokens: int) -> None:
-        held = self._held.get((uid, choice))
-        if held is not None and not held.is_admitted:
-            held.is_admitted, held.cached_tokens = True, cached_tokens
+    def _take_event(self, event: SequenceEvent) -> None:
+        held = self._table.get(event.uid, event.choice)
+        if event.name == "admitted" and held is not None and not held.is_admitted:
+            held.is_admitted = True
+            held.cached_tokens = int(event.data.get("cached_tokens", 0))
+        self._actor.trace.record(event.uid, event.name, choice=event.choice, **event.data)
 
     def _take_tokens(self, tokens: SequenceTokens) -> None:
-        held = self._held.get((tokens.uid, tokens.choice))
-        if held is None or held.generate.attempt != tokens.attempt:
+        held = self._table.get(tokens.uid, tokens.choice, tokens.attempt)
+        if held is None:
             return
         held.next_index = tokens.index + len(tokens.token_ids)
-        if held.lost_detokenizer:
-            return
-        if held.detokenizer is None and not self._open(held):
-            held.backlog.append(tokens)
-            self._update_hold()
-            return
-        self._send(held, tokens)
-
-    def _open(self, held: HeldSequence) -> bool:
-        peer = pick(self._actor.directory.usable("detokenizer", held.generate.avoid), self._sequences_per_link())
-        if peer is None:
-            return False
-        link = self._links.get(peer.instance)
-        if link is None:
-            link = self._links[peer.instance] = DetokenizerLink(self._actor.instance, peer.instance)
-        link.open(held)
-        return True
-
-    def _sequences_per_link(self) -> dict[str, int]:
-        if len(self._links) < 2:
-            return {}
-        counts: dict[str, int] = defaultdict(int)
-        for held in self._held.values():
-            if held.detokenizer is not None:
-                counts[held.detokenizer] += 1
-        return counts
-
-    def _send(self, held: HeldSequence, tokens: SequenceTokens) -> None:
-        assert held.detokenizer is not None
-        self._links[held.detokenizer].add(held, tokens)
-        if tokens.finish_reason is not None:
-            self._forget(held, "finished")
+        self._outbound.send(held, tokens)
+        if tokens.finish_reason is not None and not held.must_wait:
+            self._remove(held, finished=True)
 
     def _flush(self) -> None:
-        actor = self._actor
-        for link in self._links.values():
-            batch = link.take_batch()
-            if batch is not None:
-                reply = f"{actor.subjects.inbox(actor.instance)}.batch.{link.detokenizer}"
-                actor.try_publish(actor.subjects.detokenize(link.detokenizer), encode(batch), reply)
-                if link.is_congested:
-                    self._update_hold()
+        """Sends what was gathered, and tells the engine which sequences stay out of its steps."""
+        self._outbound.flush()
+        held_back = self._outbound.held_back()
+        if held_back != self._held_back:
+            self._held_back = held_back
+            self._engine.hold(held_back)
 
-    def _acknowledged(self, message: Message) -> None:
-        link = self._links.get(message.subject.rpartition(".")[2])
-        if link is None:
-            return
-        if message.no_responders:
-            self._actor.directory.doubt(link.detokenizer)
-            self._lose_detokenizer(link.detokenizer)
-            return
-        was_congested = link.is_congested
-        link.acknowledge(int(message.payload))
-        if was_congested and not link.is_congested:
-            self._update_hold()
-
-    def _update_hold(self) -> None:
-        """Tells the engine which sequences stay out of its steps."""
-        congested = {name for name, link in self._links.items() if link.is_congested}
-        holding = frozenset(key for key, held in self._held.items() if held.must_wait or held.detokenizer in congested)
-        if holding != self._holding:
-            self._holding = holding
-            self._engine.hold(holding)
+    async def _stall_watch(self) -> None:
+        timings = self._actor.settings.timings
+        while True:
+            await self._actor.clock.sleep(timings.heartbeat_s)
+            lasted_s = self._engine.stalled_for_s(timings.stall_base_s, timings.stall_factor)
+            if lasted_s is not None:
+                raise EngineError(f"The engine has been in one step for {lasted_s:.0f} s.")
 
     # ------------------------------------------------------------ others
 
@@ -324,9 +237,7 @@ class SchedulerStage:
             case Disconnected():
                 self._engine.pause(True)
             case Reconnected():
-                for link in self._links.values():
-                    link.assume_all_acknowledged()
-                self._update_hold()
+                self._outbound.bus_is_back()
                 self._actor.tasks.start_soon(self._resume)
             case Overflow() | PermissionRefused():
                 pass
@@ -334,80 +245,45 @@ class SchedulerStage:
                 assert_never(event)
 
     async def _resume(self) -> None:
-        """After a bus gap: asks every owner what it still waits for, drops the rest, goes on."""
+        """After a bus gap: goes on once detokenizers are heard, and asks every owner what it still waits for."""
         actor, timings = self._actor, self._actor.settings.timings
         with anyio.move_on_after(timings.settle_s):
-            while not self._links_are_heard():
+            while not self._outbound.links_are_heard():
                 await actor.clock.sleep(timings.tick_s)
         self._engine.pause(False)
-        for frontend in {held.generate.frontend for held in self._held.values()}:
+        for frontend in self._table.owners():
             await self._drop_orphans(frontend)
-
-    def _links_are_heard(self) -> bool:
-        peers = [self._actor.directory.get(name) for name in self._links]
-        return all(peer.heard_since_gap for peer in peers if peer is not None)
 
     async def _drop_orphans(self, frontend: str) -> None:
         actor = self._actor
+        subject = actor.subjects.control(frontend, "live")
         try:
-            payload = await actor.connection.request(
-                actor.subjects.control(frontend, "live"), b"", timeout_s=actor.settings.timings.probe_timeout_s
-            )
+            payload = await actor.connection.request(subject, b"", timeout_s=actor.settings.timings.probe_timeout_s)
         except BusError as error:
             actor.log.info("owner_not_asked", frontend=frontend, reason=error.message)
             return  # when it stays silent the directory calls it gone
         live = dict(live_answer_decoder.decode(payload).live)
-        for uid in [uid for uid, keys in self._of_uid.items() if self._owner_of(keys) == frontend]:
+        for uid in self._table.of_owner(frontend):
             if uid not in live:
                 self._drop(uid, None)
             elif live[uid] > 1:
                 self._drop(uid, live[uid] - 1)
 
-    def _owner_of(self, keys: set[tuple[str, int]]) -> str:
-        return self._held[next(iter(keys))].generate.frontend
-
     def peer_changed(self, change: PeerChange) -> None:
         """See `Behaviour`."""
-        peer = change.peer
-        if peer.kind == "detokenizer":
-            match change.news:
-                case PeerNews.GONE:
-                    self._lose_detokenizer(peer.instance)
-                case PeerNews.READY | PeerNews.RECOVERED:
-                    self._send_backlogs()
-                case PeerNews.UPDATED | PeerNews.DRAINING | PeerNews.SUSPECT:
-                    pass
-                case _:
-                    assert_never(change.news)
-        elif change.news is PeerNews.GONE:
-            for uid in [uid for uid, keys in self._of_uid.items() if self._owner_of(keys) == peer.instance]:
-                self._drop(uid, None)
-
-    def _lose_detokenizer(self, instance: str) -> None:
-        if self._links.pop(instance, None) is None:
-            return
-        for held in self._held.values():
-            if held.detokenizer == instance:
-                held.lost_detokenizer = True
-        self._update_hold()
-
-    def _send_backlogs(self) -> None:
-        for held in [held for held in self._held.values() if held.backlog]:
-            if not self._open(held):
+        instance = change.peer.instance
+        match change.news:
+            case PeerNews.GONE if change.peer.kind == "detokenizer":
+                self._outbound.lose(instance)
+            case PeerNews.GONE:
+                for uid in self._table.of_owner(instance):
+                    self._drop(uid, None)
+            case PeerNews.READY | PeerNews.RECOVERED if change.peer.kind == "detokenizer":
+                for held in self._outbound.send_backlogs():
+                    self._remove(held, finished=True)
+            case _:
                 return
-            backlog, held.backlog = held.backlog, []
-            for tokens in backlog:
-                self._send(held, tokens)
         self._flush()
-        self._update_hold()
-
-    async def _stall_watch(self) -> None:
-        timings = self._actor.settings.timings
-        while True:
-            await self._actor.clock.sleep(timings.heartbeat_s)
-            lasted = self._engine.stalled_for_s(timings.stall_base_s, timings.stall_factor)
-            if lasted is not None:
-                raise EngineError(f"The engine has been in one step for {lasted:.0f} s.")
 
     # ------------------------------------------------------------ control
 
@@ -415,21 +291,10 @@ class SchedulerStage:
         """Answers `probe` and `reset_cache`."""
         match verb:
             case "probe":
-                return self._probe(question)
+                sequences = {uid: self._table.probed(uid) for uid in probe_decoder.decode(question).uids}
+                known = {uid: probed for uid, probed in sequences.items() if probed}
+                return encode_json(ProbeAnswer(self._actor.instance, known))
             case "reset_cache":
                 return encode_json({"freed_pages": await self._engine.reset_cache()})
             case _:
                 raise InvalidRequest(f"A scheduler knows no control verb {verb!r}.")
-
-    def _probe(self, question: bytes) -> bytes:
-        sequences = {}
-        for uid in probe_decoder.decode(question).uids:
-            known = dict(self._finished.get(uid, {}))
-            for key in self._of_uid.get(uid, ()):
-                held = self._held[key]
-                state = "running" if held.is_admitted else "waiting"
-                attempt = held.generate.attempt
-                known[held.start.choice] = ProbedSequence(held.start.choice, attempt, state, held.next_index)
-            if known:
-                sequences[uid] = tuple(known.values())
-        return encode_json(ProbeAnswer(self._actor.instance, sequences))

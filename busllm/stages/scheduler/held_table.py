@@ -1,0 +1,79 @@
+"""The sequences that a scheduler holds, and the ones that it held until lately.
+
+Owns: the table by (uid, choice) and by uid; what a probe is told.
+Does not know: the engine, the bus.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator
+
+from busllm.messages.control import ProbedSequence
+from busllm.stages.scheduler.held_sequence import HeldSequence
+
+MAX_FINISHED = 10_000
+
+Key = tuple[str, int]  # uid, choice
+
+
+class HeldTable:
+    """Held sequences; at most one attempt of each."""
+
+    def __init__(self) -> None:
+        self._held: dict[Key, HeldSequence] = {}
+        self._of_uid: dict[str, set[int]] = defaultdict(set)
+        self._finished: OrderedDict[str, dict[int, ProbedSequence]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[HeldSequence]:
+        return iter(list(self._held.values()))
+
+    def get(self, uid: str, choice: int, attempt: int | None = None) -> HeldSequence | None:
+        """The sequence, if it is held (at that attempt)."""
+        held = self._held.get((uid, choice))
+        return held if held is not None and attempt in (None, held.generate.attempt) else None
+
+    def of_uid(self, uid: str) -> list[HeldSequence]:
+        """All choices of a request."""
+        return [self._held[uid, choice] for choice in self._of_uid.get(uid, ())]
+
+    def of_owner(self, frontend: str) -> dict[str, int]:
+        """Uids and attempts of the requests of one owner."""
+        return {held.generate.uid: held.generate.attempt for held in self if held.generate.frontend == frontend}
+
+    def owners(self) -> set[str]:
+        """Every owner of a held sequence."""
+        return {held.generate.frontend for held in self}
+
+    def add(self, held: HeldSequence) -> bool:
+        """Takes a sequence in place of an earlier attempt; False when this attempt or a later one is held."""
+        known = self._held.get(held.key)
+        if known is not None and known.generate.attempt >= held.generate.attempt:
+            return False
+        self._held[held.key] = held
+        self._of_uid[held.generate.uid].add(held.start.choice)
+        return True
+
+    def remove(self, held: HeldSequence, *, finished: bool) -> None:
+        """Lets go of a sequence; a finished one is remembered for probes."""
+        uid, choice = held.key
+        del self._held[held.key]
+        self._of_uid[uid].discard(choice)
+        if not self._of_uid[uid]:
+            del self._of_uid[uid]
+        if finished:
+            ended = self._finished.setdefault(uid, {})
+            ended[choice] = ProbedSequence(choice, held.generate.attempt, "finished", held.next_index)
+            if len(self._finished) > MAX_FINISHED:
+                self._finished.popitem(last=False)
+
+    def probed(self, uid: str) -> tuple[ProbedSequence, ...]:
+        """What is known of a request; empty when nothing is."""
+        known = dict(self._finished.get(uid, {}))
+        for held in self.of_uid(uid):
+            choice, state = held.start.choice, "running" if held.is_admitted else "waiting"
+            known[choice] = ProbedSequence(choice, held.generate.attempt, state, held.next_index)
+        return tuple(known.values())
