@@ -118,6 +118,11 @@ class LiveSequence:
         return self.num_planned < self.prefill_end
 
     @property
+    def has_to_score_prompt(self) -> bool:
+        """Whether its chunks are to give prompt logprobs; known once there is output, even if it computes again."""
+        return self.scores_prompt and not self.num_output_tokens
+
+    @property
     def wants_token(self) -> bool:
         """Whether a row that ends at its newest token is to sample the next one."""
         return self.num_output_tokens + self.num_sampling < self.max_output_tokens

@@ -72,7 +72,7 @@ class PageTables:
         At least the last token is left to compute: its hidden state gives the next one. Prompt logprobs need every
         hidden state of the prompt, so they read no prefix.
         """
-        if not self._prefix_cache or seq.scores_prompt:
+        if not self._prefix_cache or seq.has_to_score_prompt:
             return 0
         return (seq.num_tokens - 1) // self.page_tokens
 

@@ -61,7 +61,7 @@ class PlanDraft:
         start = seq.num_planned
         is_last = start + num_tokens == seq.prefill_end
         # The hidden state of a position predicts the next one: the prompt's last position scores nothing.
-        if seq.scores_prompt and start < seq.num_prompt_tokens - 1:
+        if seq.has_to_score_prompt and start < seq.num_prompt_tokens - 1:
             self._scored.append(len(self._rows))
         self._add(seq, num_tokens, samples=is_last and seq.wants_token)
 
