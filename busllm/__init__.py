@@ -6,13 +6,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from busllm.client import Client
     from busllm.llm import LLM, Completion
     from busllm.sampling import SamplingParams
 
-__all__ = ["LLM", "Completion", "SamplingParams"]
+__all__ = ["LLM", "Client", "Completion", "SamplingParams"]
 
 # Loaded when first asked for: `import busllm` in a process that only routes requests must not import an engine.
-_HOMES = {"LLM": "busllm.llm", "Completion": "busllm.llm", "SamplingParams": "busllm.sampling"}
+_HOMES = {
+    "LLM": "busllm.llm",
+    "Client": "busllm.client",
+    "Completion": "busllm.llm",
+    "SamplingParams": "busllm.sampling",
+}
 
 
 def __getattr__(name: str) -> Any:

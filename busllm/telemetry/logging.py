@@ -44,6 +44,25 @@ def configure_logging(level: str = "info") -> None:
     root.setLevel(level.upper())
 
 
+def route_to_standard_logging() -> None:
+    """For busllm as a library: lines go to the standard library's loggers, unless structlog was set up already.
+
+    The program around decides what is shown; with no set-up at all, warnings and worse appear on stderr.
+    """
+    if structlog.is_configured():
+        return
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.format_exc_info,
+            structlog.processors.KeyValueRenderer(key_order=["event"]),
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+    )
+
+
 def get_logger(name: str, **context: object) -> structlog.stdlib.BoundLogger:
     """A logger whose every line carries `context` (stage, instance)."""
     logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name, **context)
