@@ -8,6 +8,7 @@ Next on the path: `engine/engine.py`.
 from __future__ import annotations
 
 from busllm.engine.engine import Engine, EngineConfig
+from busllm.engine.openmp import calm_openmp
 from busllm.engine.runner import Runner
 from busllm.errors import ConfigError
 from busllm.model_store.files import ModelFiles
@@ -76,6 +77,7 @@ def _null_runner(model: ModelConfig) -> Runner:
 
 
 def _model_runner(files: ModelFiles, model: ModelConfig, scheduler: SchedulerConfig) -> Runner:
+    calm_openmp()
     from busllm.engine.loader import LoadConfig, load_runner  # imports torch
 
     if model.quantization in ("int8", "int4"):
