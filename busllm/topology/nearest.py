@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-
 _MIN_BEGINNING = 3  # letters by which a word may be known from its beginning
 
 

@@ -149,7 +149,7 @@ class _HostRun:
             tasks.cancel_scope.cancel()
         if self._verdict is None:
             return 0
-        print(f"busllm up: {self._verdict.reason}", file=sys.stderr, flush=True)
+        _tell(f"busllm up: {self._verdict.reason}")
         return self._verdict.status
 
     async def _serve(self, server: EmbeddedNatsServer | None) -> None:
@@ -236,7 +236,7 @@ class _HostRun:
         await wait_until_ready(urls, stages, None if bus is None else self._heartbeats, _ProgressLines().show)
         what = ", ".join(urls or map(str, stages))
         carrier = "memory" if bus is None else f"{bus.address}, secrets hidden"
-        print(f"ready: {what} (bus {carrier}, cluster {self._topology.cluster})", file=sys.stderr, flush=True)
+        _tell(f"ready: {what} (bus {carrier}, cluster {self._topology.cluster})")
 
     async def _listen_to_signals(self) -> None:
         wanted = [signal.SIGTERM, signal.SIGINT]
@@ -268,8 +268,14 @@ class _ProgressLines:
     def show(self, progress: list[str]) -> None:
         """Prints the list when it is new."""
         if progress and progress != self._shown and sys.stderr.isatty():
-            print(f"starting: {', '.join(progress)}", file=sys.stderr, flush=True)
+            _tell(f"starting: {', '.join(progress)}")
         self._shown = progress
+
+
+def _tell(line: str) -> None:
+    """Writes a line for people in one piece: the children write to the same place."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
 
 
 def _say_nothing(announcements: Sequence[Announcement]) -> None:

@@ -87,12 +87,10 @@ class Watch:
             case Reconnected():
                 self._heartbeats.listen_again()
                 self._say()
-                self._log.info("bus_is_back", outage_s=round(item.outage_s, 3))
             case Overflow():
                 self._heartbeats.listen_again()
             case Disconnected():
                 self._heartbeats.go_deaf()
-                self._log.warning("bus_lost", reason=item.reason)
             case PermissionRefused():
                 self._log.error("bus_refuses", reason=item.reason)
             case _:
