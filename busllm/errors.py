@@ -122,6 +122,20 @@ class BodyTooLarge(RequestError):
         self.max_bytes = max_bytes
 
 
+class HeadTooLarge(RequestError):
+    """The request line and headers are larger than a request may have."""
+
+    code = "head_too_large"
+    status = 431
+
+    def __init__(self, num_bytes: int, max_bytes: int) -> None:
+        super().__init__(
+            f"The request line and headers have {num_bytes} bytes and are over the limit of {max_bytes} bytes."
+        )
+        self.num_bytes = num_bytes
+        self.max_bytes = max_bytes
+
+
 class RequestTimeout(RequestError):
     """The HTTP body did not arrive in time."""
 

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
+import anyio.abc
 import httpx
 
 from busllm.requests.protocol import Owner

@@ -1,6 +1,6 @@
 """The ASGI application: what every request goes through before its endpoint, and what every answer gets.
 
-Owns: the order of the checks (path, key, method, drain), the headers of every answer, the counting of exchanges.
+Owns: the order of the checks (head, method, key, path, drain), the headers of every answer, the counting of exchanges.
 Does not know: sockets (`server.py`), what endpoints do.
 """
 
@@ -72,15 +72,16 @@ class FrontendApp:
                 )
 
     async def _handle(self, request: Request) -> Answer:
+        request.check_head(self._settings.max_head_bytes)
         route = self._router.find(request)
         if route is not None and self._cors.is_preflight(request):
             return self._cors.preflight(request, allowed_methods(route))
+        if route is not None and request.method not in allowed_methods(route):
+            raise MethodNotAllowed(request.method, request.path[:200], allowed_methods(route))
         if route is None or route.needs_key:
             self._keys.check(request.header(b"authorization"))
         if route is None:
             raise NotFound(f"There is nothing at {request.path[:200]!r}. GET /openapi.json shows what there is.")
-        if request.method not in allowed_methods(route):
-            raise MethodNotAllowed(request.method, request.path[:200], allowed_methods(route))
         if self.running.draining and not route.while_draining:
             raise Draining("The server is shutting down. Send the request again; another instance will take it.")
         return await route.handler(self._services, request)

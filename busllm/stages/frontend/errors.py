@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from busllm.errors import BusllmError, MethodNotAllowed, Unauthorized, Unavailable
+from busllm.errors import BodyTooLarge, BusllmError, MethodNotAllowed, PayloadTooLarge, Unauthorized, Unavailable
 from busllm.stages.frontend.http import Header, Response
 
 
@@ -35,7 +35,9 @@ class ErrorEnvelope(msgspec.Struct, frozen=True):
 
 
 def envelope(error: BusllmError) -> ErrorEnvelope:
-    """The error as clients see it."""
+    """The error as clients see it: the same finding, without names of the bus."""
+    if isinstance(error, PayloadTooLarge):
+        error = BodyTooLarge(error.payload_bytes, error.max_payload_bytes)
     return ErrorEnvelope(ErrorDetail(_encodable(error.message), error.type, error.param, error.code))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from busllm.errors import BodyTooLarge, RequestTimeout, UnsupportedMediaType
+from busllm.errors import BodyTooLarge, HeadTooLarge, RequestTimeout, UnsupportedMediaType
 from busllm.ids import new_uid
 
 Scope = MutableMapping[str, Any]
@@ -70,6 +70,8 @@ class Request:
         self.path_argument = ""
         self.cleanup = ExitStack()
         self._headers: list[Header] = list(scope["headers"])
+        self._num_head_bytes = len(scope["raw_path"]) + len(scope["query_string"])
+        self._num_head_bytes += sum(len(name) + len(value) for name, value in self._headers)
         self._receive = receive
         self._max_body_bytes = max_body_bytes
         self._body_wait_s = body_wait_s
@@ -85,6 +87,16 @@ class Request:
         """The value of a header; several of one name become one list, as RFC 9110 (5.3) joins them."""
         values = [value for key, value in self._headers if key.lower() == name]
         return b", ".join(values) if values else None
+
+    def check_head(self, max_bytes: int) -> None:
+        """Checks the size of the head. The server's parser refuses a long one while it waits for its end, and lets
+        pass what came at once.
+
+        Raises:
+            HeadTooLarge: it is over the limit.
+        """
+        if self._num_head_bytes > max_bytes:
+            raise HeadTooLarge(self._num_head_bytes, max_bytes)
 
     @property
     def declared_bytes(self) -> int | None:

@@ -11,10 +11,13 @@ that are silent for three seconds, so it never gets to cut any.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import anyio
 import structlog
@@ -102,7 +105,8 @@ async def _run_hypercorn(app: FrontendApp, config: Config, stop: anyio.Event) ->
     with anyio.CancelScope(shield=True) as shielded:
         async with anyio.create_task_group() as group:
             group.start_soon(_last_resort, stop, config.graceful_timeout, shielded)
-            await hypercorn_serve(app, config, shutdown_trigger=stop.wait, mode="asgi")  # type: ignore[arg-type]
+            with _broken_connections_are_no_faults():
+                await hypercorn_serve(app, config, shutdown_trigger=stop.wait, mode="asgi")  # type: ignore[arg-type]
             group.cancel_scope.cancel()
 
 
@@ -112,6 +116,37 @@ async def _last_resort(stop: anyio.Event, graceful_timeout_s: float, scope: anyi
     await stop.wait()
     await anyio.sleep(2 * graceful_timeout_s)
     scope.cancel()
+
+
+@contextmanager
+def _broken_connections_are_no_faults() -> Iterator[None]:
+    """Keeps connections that the kernel gave up, and handshakes that failed, out of the log of unhandled errors.
+
+    Hypercorn lets them pass, so they would end as a traceback each in the event loop's exception handler.
+    """
+    loop = asyncio.get_running_loop()
+    previous = loop.get_exception_handler()
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if "transport" in context and error is not None and _is_broken_connection(error):
+            _log.debug("connection broke", reason=str(error))
+        elif previous is not None:
+            previous(loop, context)
+        else:
+            loop.default_exception_handler(context)
+
+    loop.set_exception_handler(handle)
+    try:
+        yield
+    finally:
+        loop.set_exception_handler(previous)
+
+
+def _is_broken_connection(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_broken_connection(inner) for inner in error.exceptions)
+    return isinstance(error, OSError)  # a connection's errors, SSL's included
 
 
 async def _cancel_when(event: anyio.Event, scope: anyio.CancelScope) -> None:
