@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-_FIRST_LOOK = 64  # most likely tokens that are looked at first; grows eightfold while a row's `top_p` is not reached
+_DEPTHS = (64, 1024)  # how many of the most likely tokens are looked at first, and next; then all
 
 
 @dataclass(frozen=True)
@@ -88,26 +88,31 @@ def _keep_most_likely(
 def _count_kept(
     weights: torch.Tensor, top_k: npt.NDArray[np.int64], top_p: npt.NDArray[np.float64]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many of the largest weights stay, int64 (num_rows, 1), and the smallest of them, float64 (num_rows, 1)."""
+    """How many of the largest weights stay, int64 (num_rows, 1), and the smallest of them, float64 (num_rows, 1).
+
+    It looks at the few largest first. Rows for which these are not enough are looked at again, deeper.
+    """
     vocab_size = weights.shape[1]
     limit, share = _column(top_k, weights), _column(top_p, weights)
     everything = weights.cumsum(dim=-1)[:, -1:]
-    limited = top_k[top_k < vocab_size]
-    looked_at = min(vocab_size, max(_FIRST_LOOK, int(limited.max(initial=1))))
-    while True:
-        largest = weights.topk(looked_at, dim=-1).values  # (num_rows, looked_at), falling
+    count, threshold = torch.empty_like(limit), torch.empty_like(everything)
+    largest_limit = int(top_k[top_k < vocab_size].max(initial=1))
+    rows = torch.arange(len(top_k), device=weights.device)
+    depths = [depth for depth in _DEPTHS if largest_limit <= depth < vocab_size]
+    for depth in (*depths, vocab_size):
+        own_limit, own_share = limit[rows], share[rows]
+        largest = weights[rows].topk(depth, dim=-1).values  # (num_rows, depth), falling
         reached = largest.cumsum(dim=-1)
-        among = reached.gather(1, limit.clamp(max=looked_at) - 1)
-        among = torch.where(limit < vocab_size, among, everything)  # what `top_p` is a share of
-        enough = (reached[:, -1:] >= share * among) | (share >= 1)
-        if looked_at == vocab_size or bool(enough.all()):
+        limited_sum = reached.gather(1, own_limit.clamp(max=depth) - 1)
+        wanted = own_share * torch.where(own_limit < vocab_size, limited_sum, everything[rows])
+        by_share = (reached < wanted).sum(dim=-1, keepdim=True) + 1
+        kept = torch.where(own_share < 1, torch.minimum(by_share, own_limit), own_limit).clamp(max=depth)
+        count[rows], threshold[rows] = kept, largest.gather(1, kept - 1)
+        is_open = (own_share < 1) & (reached[:, -1:] < wanted)
+        rows = rows[is_open[:, 0]]
+        if not len(rows):
             break
-        looked_at = min(vocab_size, looked_at * 8)
-    by_share = (reached < share * among).sum(dim=-1, keepdim=True) + 1
-    count = torch.where(share < 1, torch.minimum(by_share, limit), limit)
-    # A row without top-k and with top_p = 1 does not come here, so a kept count is within what was looked at.
-    count = count.clamp(max=looked_at)
-    return count, largest.gather(1, count - 1)
+    return count, threshold
 
 
 def _column(values: npt.NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:

@@ -85,7 +85,9 @@ class ModelRunner:
         return 1 if self._device.type == "cuda" else 0
 
     def allocate(self, *, num_pages: int, page_tokens: int, max_running: int, max_context_tokens: int) -> None:
-        """Makes the KV cache, page tables and sampler state."""
+        """Makes the KV cache, page tables and sampler state; a second call begins anew."""
+        self._launched.clear()
+        self._last_sampled.clear()
         config = self._decoder.config
         max_context_tokens = min(max_context_tokens, self._model.max_context_tokens)
         kv = KVShape(

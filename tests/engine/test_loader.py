@@ -1,0 +1,112 @@
+"""Loading: what does not fit is refused with its names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from busllm.engine.loader import LoadConfig, load_runner
+from busllm.engine.models.config import read_config
+from busllm.errors import MissingPackage, ModelError
+from busllm.testing.tiny_model import write_tiny_model
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return write_tiny_model(tmp_path / "llama")
+
+
+def change_weights(directory: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def change_config(directory: Path, **values: object) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_all_that_does_not_fit_is_named_at_once(tiny: Path) -> None:
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors["model.layers.1.self_attn.k_proj.weight"]
+        tensors["model.norm.weight"] = torch.ones(7)
+        tensors["model.layers.0.adapter.weight"] = torch.ones(3)
+
+    change_weights(tiny, spoil)
+    with pytest.raises(ModelError) as error:
+        load_runner(str(tiny))
+    assert "missing: model.layers.1.self_attn.k_proj.weight" in error.value.message
+    assert "model.norm.weight is 7 and should be 48" in error.value.message
+    assert "unknown: model.layers.0.adapter.weight" in error.value.message
+
+
+def test_weights_of_another_size_than_the_configuration_are_refused(tiny: Path) -> None:
+    change_config(tiny, num_hidden_layers=2)
+    with pytest.raises(ModelError, match=r"unknown: model\.layers\.2\."):
+        load_runner(str(tiny))
+
+
+def test_an_unsupported_architecture_is_refused_with_the_supported_ones(tiny: Path) -> None:
+    change_config(tiny, architectures=["MambaForCausalLM"])
+    with pytest.raises(ModelError, match=r"MambaForCausalLM is not supported\. Supported: LlamaForCausalLM, Mistral"):
+        load_runner(str(tiny))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("hidden_act", "gelu", "gelu"),
+        ("quantization_config", {"quant_method": "gptq"}, "gptq"),
+        ("num_key_value_heads", 4, "evenly"),
+        ("vocab_size", None, "vocab_size"),
+        ("rope_parameters", {"rope_type": "longrope"}, "longrope"),
+    ],
+)
+def test_a_configuration_that_is_not_covered_is_refused(tiny: Path, key: str, value: object, message: str) -> None:
+    raw = json.loads((tiny / "config.json").read_text()) | {key: value}
+    with pytest.raises(ModelError, match=message):
+        read_config(raw)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (LoadConfig(device="tpu"), "not a device"),
+        (LoadConfig(device="meta"), "not supported"),
+        (LoadConfig(dtype="float64"), "float64"),
+    ],
+)
+def test_a_device_or_dtype_that_is_not_there_is_refused(tiny: Path, config: LoadConfig, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_runner(str(tiny), config)
+
+
+def test_an_attention_backend_that_is_not_installed_is_refused(tiny: Path) -> None:
+    with pytest.raises(MissingPackage, match="torch"):
+        load_runner(str(tiny), LoadConfig(attention="turch"))
+
+
+def test_the_model_says_what_a_planner_needs(tiny: Path) -> None:
+    model = load_runner(str(tiny)).model
+    assert model.vocab_size == 320
+    assert model.max_context_tokens == 512
+    assert model.eos_token_ids == (256, 258)  # of generation_config.json and config.json together
+    assert model.kv_bytes_per_token == 2 * 3 * 2 * 8 * 4
+
+
+def test_the_fingerprint_tells_number_formats_and_weights_apart(tiny: Path, tmp_path: Path) -> None:
+    other = write_tiny_model(tmp_path / "other", hidden_size=96)
+    fingerprints = {
+        load_runner(str(tiny)).model.fingerprint,
+        load_runner(str(tiny), LoadConfig(dtype="bfloat16")).model.fingerprint,
+        load_runner(str(other)).model.fingerprint,
+    }
+    assert len(fingerprints) == 3
+    assert load_runner(str(tiny)).model.fingerprint in fingerprints
