@@ -28,12 +28,17 @@ class Lobby:
         self._max_prefix_wait_steps = max_prefix_wait_steps
 
     def __len__(self) -> int:
-        return len(self._queue) + len(self._prefix_wait)
+        return len(self._queue) + self.num_following
 
     @property
     def is_idle(self) -> bool:
         """Whether nobody could be admitted, now or after a prefix."""
-        return not self._queue.num_ready and not len(self._prefix_wait)
+        return not self._queue.num_ready and not self.num_following
+
+    @property
+    def num_following(self) -> int:
+        """How many wait for a prefix."""
+        return len(self._prefix_wait)
 
     def push(self, seq: LiveSequence) -> None:
         """Queues a sequence."""

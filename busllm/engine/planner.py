@@ -206,7 +206,9 @@ class Planner:
         chunks = deque(prefilling)
         admission: AdmissionBudget | None = None
         while draft.budget_tokens:
-            head = self._lobby.head() if may_admit and self._roster.num_free_slots else None
+            # A slot is kept for each that waits for a prefix, so a crowd of equal prompts is not looked at one by one.
+            has_slot = self._roster.num_free_slots > self._lobby.num_following
+            head = self._lobby.head() if may_admit and has_slot else None
             if chunks and (head is None or chunks[0].rank < head.rank):
                 self._plan_chunk(chunks.popleft(), draft)
             elif head is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -60,7 +62,7 @@ class EngineLife(RuleBasedStateMachine):
         expected_output_tokens=st.sampled_from([0, 0, 4, 100]),
         max_prefix_wait_steps=st.sampled_from([0, 3, 50]),
     )
-    def start(self, page_tokens: int, capacity_tokens: int, depth: int, **sizes: int) -> None:
+    def start(self, page_tokens: int, capacity_tokens: int, depth: int, **sizes: Any) -> None:
         self.capacity_tokens = capacity_tokens
         runner = NullRunner(depth=depth, eos_one_in=EOS_ONE_IN, max_context_tokens=CONTEXT)
         config = EngineConfig(
