@@ -4,7 +4,7 @@ Owns: every exception that busllm raises on purpose, its stable `code`, and the 
 attributes, so that nobody parses a message. A message says what was seen, what is allowed and what to do.
 Does not know: who raises or catches. Errors are caught in three places only: the seam (translates a library's error),
 the stage boundary (answers the client), the supervisor.
-Next on the path: `messages/to_frontend.py`, whose `Failed` carries `code`, `message`, `param` and `status` across the bus.
+Next on the path: `messages/to_frontend.py`, whose `Failed` carries code, message, param and status over the bus.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ Does not know: which errors there are.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 
 class BusllmError(Exception):
     """Root of the tree.

@@ -17,19 +17,18 @@ from busllm.model_store.files import ModelFiles
 
 
 class WeightTensor(Protocol):
-    """One stored tensor. Nothing is read before `raw` or `to_float32`.
-
-    Attributes:
-        shape: rows first, as PyTorch counts.
-        quantization: number format: "float32", "float16", "bfloat16", or a block format of ggml in lower case
-            ("q4_1", "q8_0", …), or another safetensors dtype in lower case ("i64", "f8_e4m3", …).
-    """
+    """One stored tensor. Nothing is read before `raw` or `to_float32`."""
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Dimensions, rows first, as PyTorch counts."""
+        ...
 
     @property
-    def quantization(self) -> str: ...
+    def quantization(self) -> str:
+        """Number format: "float32", "float16", "bfloat16", a block format of ggml in lower case ("q4_1", "q8_0", …), or
+        another safetensors dtype in lower case ("i64", "f8_e4m3", …)."""
+        ...
 
     @property
     def raw(self) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -1,0 +1,60 @@
+# busllm: `make up` on a fresh machine (Linux, Python >= 3.11, git, make) installs, fetches the default model and starts it.
+
+PYTHON ?= python3
+MODEL ?= smollm2-135m
+TOPOLOGY ?=
+
+BIN := .venv/bin
+RUNTIME := .venv/.runtime-installed
+DEVELOPMENT := .venv/.development-installed
+PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+SOURCES := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help install up test test-long test-all check format bench model
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(DEVELOPMENT)  ## make .venv with everything for development, when something has changed
+
+up: $(RUNTIME)  ## install, fetch the default model, start it (TOPOLOGY=file.toml for another topology)
+	@exec $(BIN)/busllm up $(if $(TOPOLOGY),--topology $(TOPOLOGY))
+
+test: $(DEVELOPMENT) model  ## the tests that take seconds (all together at most 10 minutes on 2 cores)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-long: $(DEVELOPMENT) model  ## the slow tests
+	$(BIN)/python -m pytest -m slow
+
+test-all: $(DEVELOPMENT) model  ## both in one run, with one summary
+	$(BIN)/python -m pytest
+
+check: $(DEVELOPMENT)  ## format, lint, types, import floors
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(DEVELOPMENT)  ## put files into the format that `make check` asks for
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(RUNTIME)  ## load a running server (ARGUMENTS="--help" tells how)
+	$(BIN)/busllm bench $(ARGUMENTS)
+
+model: $(RUNTIME)
+	@$(BIN)/busllm pull $(MODEL)
+
+.venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "busllm needs Python 3.11 or later; name one with make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+
+$(RUNTIME): $(SOURCES) | .venv
+	$(INSTALL) --editable .
+	@touch $@
+
+$(DEVELOPMENT): $(SOURCES) $(RUNTIME)
+	$(INSTALL) --editable '.[dev]' $(patsubst %,--editable ./%,$(PLUGINS))
+	@touch $@ $(RUNTIME)

@@ -1,0 +1,131 @@
+"""The shape of the source: short files, short functions, docstrings, names that say something."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "busllm"
+MAX_FILE_LINES = 300
+MAX_FUNCTION_LINES = 50  # without the docstring
+FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "base", "manager", "misc"}
+ASYNCIO_IS_NEEDED_IN = {
+    "bus/nats.py",  # nats-py is made for asyncio
+    "bus/nats_session.py",
+    "bus/nats_wire.py",
+    "stages/frontend/server.py",  # so is hypercorn
+}
+
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), path)
+
+
+def num_code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function without its docstring."""
+    first = function.body[0]
+    has_docstring = ast.get_docstring(function) is not None
+    docstring_lines = (first.end_lineno or 0) - first.lineno + 1 if has_docstring else 0
+    return (function.end_lineno or 0) - function.lineno + 1 - docstring_lines
+
+
+def public_definitions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, Definition]]:
+    """The classes, functions and methods whose names, and those around them, have no underscore."""
+    for node in body:
+        if isinstance(node, Definition) and not node.name.startswith("_"):
+            yield prefix + node.name, node
+            if isinstance(node, ast.ClassDef):
+                yield from public_definitions(node.body, f"{prefix}{node.name}.")
+
+
+def protocol_methods() -> set[str]:
+    """Methods that a protocol documents, so that its implementations need not."""
+    return {
+        method.name
+        for path in SOURCES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ClassDef)
+        and any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases)
+        for method in node.body
+        if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(method)
+    }
+
+
+DOCUMENTED_BY_A_PROTOCOL = protocol_methods()
+
+
+def needs_docstring(name: str, node: Definition) -> bool:
+    owner, _, method = name.rpartition(".")
+    is_overload = any(isinstance(mark, ast.Name) and mark.id == "overload" for mark in node.decorator_list)
+    is_sentence = method.startswith("test_")  # a conformance test's name says it
+    return not (is_overload or is_sentence or (owner and method in DOCUMENTED_BY_A_PROTOCOL))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_a_file_is_short_and_says_what_it_owns(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MAX_FILE_LINES
+    tree = tree_of(path)
+    assert ast.get_docstring(tree) or not tree.body, "no module docstring"
+    assert path.stem not in FORBIDDEN_NAMES
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_functions_are_short(path: Path) -> None:
+    long = {
+        f"{path}:{node.lineno} {node.name}": num_code_lines(node)
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and num_code_lines(node) > MAX_FUNCTION_LINES
+    }
+    assert not long
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_public_names_have_docstrings(path: Path) -> None:
+    bare = [
+        f"{path}:{node.lineno} {name}"
+        for name, node in public_definitions(tree_of(path).body)
+        if ast.get_docstring(node) is None and needs_docstring(name, node)
+    ]
+    assert not bare
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_nobody_changes_module_state(path: Path) -> None:
+    assert not [node.lineno for node in ast.walk(tree_of(path)) if isinstance(node, ast.Global)]
+
+
+def test_asyncio_appears_only_where_a_library_needs_it() -> None:
+    users = set()
+    for path in SOURCES:
+        for node in ast.walk(tree_of(path)):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                modules = [node.module or ""]
+            if any(module.partition(".")[0] == "asyncio" for module in modules):
+                users.add(name_of(path))
+    assert users <= ASYNCIO_IS_NEEDED_IN
+
+
+def test_the_project_speaks_of_itself_alone() -> None:
+    """No path of a developer's machine and no registry's host stands in what is published."""
+    words = ("/work" + "/", "/root" + "/", "pypi" + ".org", "huggingface" + ".co", "download.pytorch" + ".org")
+    suffixes = {".py", ".md", ".toml", ".txt", ".yaml", ".service", ""}
+    folders = ("busllm", "tests", "docs", "ops", "plugins", ".ci", "bench")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    files += [path for path in ROOT.iterdir() if path.is_file()]
+    for path in files:
+        if path.suffix in suffixes and "__pycache__" not in path.parts and "egg-info" not in str(path):
+            text = path.read_text(errors="replace")
+            assert not [word for word in words if word in text], path
