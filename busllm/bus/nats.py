@@ -180,7 +180,7 @@ class NatsConnection:
         with anyio.CancelScope(shield=True):
             if self._keeper is not None:
                 self._keeper.cancel()
-                await asyncio.wait([self._keeper])
+                await asyncio.wait([self._keeper], timeout=self._options.close_timeout_s)
             if session is not None:
                 await self._end(session)
 
@@ -230,14 +230,18 @@ class NatsConnection:
 
     async def _keep(self) -> None:
         pace = RetryPace(self._options.retry)
-        while True:
+        while not self._is_closed:
             began_at = time.monotonic()
             await self._watch()
             lost_at = time.monotonic()
             if lost_at - began_at > self._options.retry.max_pause_s:
                 pace.reset()  # it held; a server that takes connections only to drop them is left its growing pauses
             await anyio.sleep(pace.next_pause_s())
-            self._use(await self._dial(pace, is_first=False))
+            session = await self._dial(pace, is_first=False)
+            if self._is_closed:  # nats-py's `wait_for` may swallow the cancellation by `close`
+                await session.close()
+                return
+            self._use(session)
             outage_s = time.monotonic() - lost_at
             self._log.info("bus_back", outage_s=round(outage_s, 3))
             self._queue.tell(Reconnected(outage_s))
@@ -245,7 +249,7 @@ class NatsConnection:
     def _on_kept(self, keeper: asyncio.Task[None]) -> None:
         """A connection that nobody keeps is closed, so that its actor hears of it."""
         error = None if keeper.cancelled() else keeper.exception()
-        if error is not None:
+        if error is not None and not self._is_closed:
             self._log.error("bus_connection_failed", exc_info=error)
             self._queue.close()
 
@@ -265,7 +269,7 @@ class NatsConnection:
             try:
                 return await self._dial_once(url, is_first)
             except (BusDown, BusPermissionDenied) as error:
-                if is_first and isinstance(error, BusPermissionDenied):
+                if self._is_closed or (is_first and isinstance(error, BusPermissionDenied)):
                     raise
                 if pace.is_time_to_log():
                     self._log.warning("bus_unreachable", url=public_url(url), cause=str(error))

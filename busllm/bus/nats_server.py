@@ -174,11 +174,7 @@ class EmbeddedNatsServer:
         process, self._process = self._process, None
         with anyio.CancelScope(shield=True):
             if process is not None:
-                if process.returncode is None:
-                    process.terminate()
-                    with anyio.move_on_after(self._options.stop_timeout_s):
-                        await process.wait()
-                await process.aclose()  # kills what is still there
+                await _end(process, self._options.stop_timeout_s)
         self._config_file.unlink(missing_ok=True)
 
     def _write_config(self) -> None:
@@ -219,3 +215,13 @@ class EmbeddedNatsServer:
             return ""
         tail = self.log_file.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
         return f" The end of {self.log_file}:\n{tail}" if tail else ""
+
+
+async def _end(process: anyio.abc.Process, timeout_s: float) -> None:
+    if process.returncode is None:
+        process.terminate()
+        with anyio.move_on_after(timeout_s):
+            await process.wait()
+    if process.returncode is None:
+        process.kill()
+    await process.aclose()

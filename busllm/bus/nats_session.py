@@ -217,7 +217,8 @@ class NatsSession:
     async def _on_closed(self) -> None:
         """nats-py's word that it has closed, for whatever reason."""
         error = self._client.last_error
-        self._lose(_plain(error) if error is not None else "the server closed the connection")
+        is_plain_end = error is None or isinstance(error, nats.errors.UnexpectedEOF)
+        self._lose("the server closed the connection" if is_plain_end else _plain(error))
 
     def _lose(self, reason: str) -> None:
         if self._lost_reason is not None:
@@ -229,5 +230,5 @@ class NatsSession:
         self._owner.on_lost(self, reason)
 
 
-def _plain(error: Exception) -> str:
+def _plain(error: Exception | None) -> str:
     return str(error).removeprefix("nats: ").strip("'")

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import signal
 
+import anyio.to_thread
+
 from busllm.bus.nats import NatsBus
 from busllm.bus.nats_options import NatsOptions
 from busllm.bus.nats_server import EmbeddedNatsServer
@@ -64,8 +66,10 @@ class NatsHarness(Connections):
         await self.server.restart()
 
     async def freeze(self) -> None:
-        """Stops its process."""
+        """Stops its process; all its threads stand still when this returns."""
         self.server.signal(signal.SIGSTOP)
+        assert self.server.pid is not None
+        await anyio.to_thread.run_sync(os.waitid, os.P_PID, self.server.pid, os.WSTOPPED | os.WNOWAIT)
 
     async def thaw(self) -> None:
         """Lets its process go on."""

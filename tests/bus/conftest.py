@@ -8,8 +8,8 @@ import pytest
 
 pytest.register_assert_rewrite("busllm.testing")
 
-from busllm.bus.nats_server import NatsServerOptions
-from busllm.testing.nats_harness import NatsHarness, RefusingNatsServer
+from busllm.bus.nats_server import NatsServerOptions  # noqa: E402 - the rewriting comes before the import
+from busllm.testing.nats_harness import NatsHarness, RefusingNatsServer  # noqa: E402
 
 
 @pytest.fixture(scope="session")
