@@ -83,7 +83,7 @@ class Subjects(msgspec.Struct, frozen=True):
         return self._join("stage", kind, instance)
 
     def discover(self) -> str:
-        """"Announce yourself now"."""
+        """Asks every stage to announce itself now."""
         return self._join("discover")
 
     def cache(self, scheduler: str) -> str:

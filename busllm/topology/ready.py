@@ -34,7 +34,7 @@ async def wait_until_ready(
     heartbeats: Heartbeats | None,
     show: Callable[[list[str]], None],
 ) -> None:
-    """Returns when every URL answers `/ready` with 200 and every stage has announced ready.
+    """Returns when every stage has announced ready and then every URL has answered `/ready` with 200.
 
     Args:
         urls: of the frontends of this host.
@@ -42,15 +42,13 @@ async def wait_until_ready(
         heartbeats: None = there is no bus to hear them on.
         show: told what is still starting.
     """
+    while heartbeats is not None and not is_ready(stages, heartbeats.ready_stages()):
+        show(heartbeats.progress())
+        await anyio.sleep(_LOOK_S)
     async with local_client() as client:
-        waiting = list(urls)
-        while True:
-            waiting = [url for url in waiting if not await _answers(client, url, "/ready")]
-            if not waiting and (heartbeats is None or is_ready(stages, heartbeats.ready_stages())):
-                return
-            if heartbeats is not None:
-                show(heartbeats.progress())
-            await anyio.sleep(_LOOK_S)
+        for url in urls:
+            while not await _answers(client, url, "/ready"):
+                await anyio.sleep(_LOOK_S)
 
 
 async def watch_health(url: str, heard: Callable[[], None], pause_s: float) -> None:
