@@ -6,9 +6,9 @@ Does not know: sockets (`server.py`), what endpoints do.
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
-import anyio
 import structlog
 
 from busllm.errors import Draining, MethodNotAllowed, NotFound
@@ -50,7 +50,7 @@ class FrontendApp:
                 return  # lifespan: nothing to do
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        began_at = anyio.current_time()
+        began_at = time.monotonic()
         timings = self._settings.timings
         request = Request(scope, receive, max_body_bytes=self._settings.max_body_bytes, body_wait_s=timings.body_wait_s)
         exchange = Exchange(request, send, timings, partial(self._headers, request))
@@ -59,7 +59,7 @@ class FrontendApp:
             try:
                 await exchange.run(self._handle)
             finally:
-                seconds = anyio.current_time() - began_at
+                seconds = time.monotonic() - began_at
                 endpoint = request.endpoint or _NO_ENDPOINT
                 metrics.answered(endpoint, exchange.status, seconds)
                 _log.debug(

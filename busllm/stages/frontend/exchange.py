@@ -11,6 +11,7 @@ stream, a cut otherwise.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
@@ -98,8 +99,8 @@ class Exchange:
         try:
             return await handler(self.request)
         except BusllmError as error:
-            if error.status >= 500:
-                _log.warning("request failed", uid=self.request.uid, code=error.code, reason=error.message)
+            log = _log.warning if error.status >= 500 else _log.info
+            log("request refused", uid=self.request.uid, status=error.status, code=error.code, reason=error.message)
             return error_response(error)
         except Exception:  # noqa: BLE001 - the stage boundary: the client gets an answer, the log the traceback
             _log.exception("request handler failed", uid=self.request.uid)
@@ -152,10 +153,10 @@ class Exchange:
         await self._end(b"")
 
     async def _write(self, chunk: bytes) -> None:
-        self._sending_since = anyio.current_time()
+        self._sending_since = time.monotonic()
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
         self._sending_since = None
-        self._last_sent = anyio.current_time()
+        self._last_sent = time.monotonic()
 
     async def _watch_stream(self) -> None:
         """Sends a ping into each silence, and gives up a client that does not read.
@@ -163,7 +164,7 @@ class Exchange:
         One task with two timers instead of a timeout around every send: thousands of sends each second are cheaper so.
         """
         while True:
-            now = anyio.current_time()
+            now = time.monotonic()
             if self._sending_since is not None:
                 wait_s = self._sending_since + self._timings.unread_s - now
                 if wait_s <= 0:
@@ -181,12 +182,12 @@ class Exchange:
 
     async def _start(self, status: int, headers: tuple[Header, ...]) -> None:
         self.status = status
-        self._last_sent = anyio.current_time()
+        self._last_sent = time.monotonic()
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self._headers()]})
 
     async def _end(self, body: bytes) -> None:
         self._ended = True
-        self._sending_since = anyio.current_time()
+        self._sending_since = time.monotonic()
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _send_failure(self, error: BusllmError) -> None:

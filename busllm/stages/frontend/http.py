@@ -89,8 +89,7 @@ class Request:
         return b", ".join(values) if values else None
 
     def check_head(self, max_bytes: int) -> None:
-        """Checks the size of the head. The server's parser refuses a long one while it waits for its end, and lets
-        pass what came at once.
+        """Checks the size of the request line and the headers.
 
         Raises:
             HeadTooLarge: it is over the limit.

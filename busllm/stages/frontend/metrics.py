@@ -7,10 +7,10 @@ Does not know: who scrapes it. It has its own registry, so two frontends in one 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import anyio
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -88,12 +88,12 @@ class GenerationMeter:
 
     def __init__(self, metrics: FrontendMetrics) -> None:
         self._metrics = metrics
-        self._submitted_at = anyio.current_time()
+        self._submitted_at = time.monotonic()
         self._last_at: dict[int, float] = {}
 
     def observe(self, deltas: Iterable[ChoiceDelta]) -> None:
         """Takes what arrived now."""
-        now = anyio.current_time()
+        now = time.monotonic()
         for delta in deltas:
             num_tokens = len(delta.token_ids)
             if not num_tokens:
@@ -124,13 +124,13 @@ class _StageCollector(Collector):
         stages = GaugeMetricFamily("busllm_stage", "Known stages.", labels=("kind", "index", "instance", "state"))
         for peer in self._peers():
             stages.add_metric((peer.kind, str(peer.index), peer.instance, peer.state.value), 1.0)
-            for source in (peer.load, peer.statistics):
-                for name, part, value in _numbers(source):
-                    metric = _NOT_IN_A_NAME.sub("_", f"busllm_{peer.kind}_{name}".lower())
-                    family = families.setdefault(
-                        metric, GaugeMetricFamily(metric, f"{name}, as announced.", labels=("instance", "part"))
-                    )
-                    family.add_metric((peer.instance, part), value)
+            announced = {**peer.load, **peer.statistics}  # a name that is in both is one sample: two would be refused
+            for name, part, value in _numbers(announced):
+                metric = _NOT_IN_A_NAME.sub("_", f"busllm_{peer.kind}_{name}".lower())
+                family = families.setdefault(
+                    metric, GaugeMetricFamily(metric, f"{name}, as announced.", labels=("instance", "part"))
+                )
+                family.add_metric((peer.instance, part), value)
         yield stages
         yield from families.values()
 

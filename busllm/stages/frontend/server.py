@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import structlog
 from anyio.abc import TaskStatus
 from hypercorn.asyncio import serve as hypercorn_serve
@@ -107,6 +108,7 @@ async def _run_hypercorn(app: FrontendApp, config: Config, stop: anyio.Event) ->
             group.start_soon(_last_resort, stop, config.graceful_timeout, shielded)
             with _broken_connections_are_no_faults():
                 await hypercorn_serve(app, config, shutdown_trigger=stop.wait, mode="asgi")  # type: ignore[arg-type]
+                await anyio.lowlevel.checkpoint()  # the last connections' callbacks
             group.cancel_scope.cancel()
 
 
@@ -129,7 +131,8 @@ def _broken_connections_are_no_faults() -> Iterator[None]:
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if "transport" in context and error is not None and _is_broken_connection(error):
+        was_cut = isinstance(error, asyncio.CancelledError)  # by hypercorn, at the end of its grace time
+        if was_cut or ("transport" in context and error is not None and _is_broken_connection(error)):
             _log.debug("connection broke", reason=str(error))
         elif previous is not None:
             previous(loop, context)
@@ -168,10 +171,12 @@ def _config(sockets: Sequence[socket.socket], settings: FrontendSettings) -> Con
     config.errorlog = logging.getLogger("busllm.http")
     config.accesslog = None
     config.include_server_header = False
-    config.h11_max_incomplete_size = settings.max_head_bytes
+    # The parser refuses without a word to the log, so the app's own check comes first; this bounds the memory.
+    config.h11_max_incomplete_size = 4 * settings.max_head_bytes
     # Counts from the connection's start, or the last answer's end, to the end of the next request's head.
     config.keep_alive_timeout = settings.timings.keep_alive_s
     config.keep_alive_max_requests = _UNLIMITED_REQUESTS
+    config.ssl_handshake_timeout = settings.timings.keep_alive_s
     config.graceful_timeout = settings.timings.stop_s
     config.alpn_protocols = ["http/1.1"]
     if settings.tls is not None:

@@ -10,7 +10,7 @@ import pytest
 from busllm.messages.to_tokenizer import ChatPrompt
 from busllm.testing.fake_owner import WORDS, FakeOwner
 from busllm.testing.frontend_server import MODEL, FrontendServer, serving
-from busllm.testing.http_oracles import check_stream
+from busllm.testing.http_oracles import check_stream, parse_events
 
 pytestmark = pytest.mark.anyio
 
@@ -167,6 +167,17 @@ async def test_a_top_k_that_keeps_every_token_is_off(top_k: int) -> None:
     assert owner.submitted[0].params.top_k is None
 
 
+@pytest.mark.parametrize(
+    ("stop", "stops"), [([], ()), (None, ()), ("a", ("a",)), (["b"] * 5, ("b",) * 5), (["x" * 10_000], ("x" * 10_000,))]
+)
+async def test_a_stop_is_one_text_or_several(stop: Any, stops: tuple[str, ...]) -> None:
+    owner = FakeOwner()
+    async with serving(owner) as server:
+        answer = await post(server, stop=stop)
+    assert answer.status_code == 200
+    assert owner.submitted[0].params.stop == stops
+
+
 async def test_harmless_fields_of_openai_are_accepted() -> None:
     fields = {
         "user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "safety_identifier": "s",
@@ -197,6 +208,4 @@ async def test_openais_client_reads_answers_and_streams() -> None:
 
 
 def _last_usage(raw: bytes) -> Any:
-    from busllm.testing.http_oracles import parse_events
-
     return parse_events(raw)[-2]["usage"]

@@ -9,6 +9,7 @@ import anyio
 import anyio.abc
 import pytest
 
+from busllm.ids import is_uid
 from busllm.stages.frontend.settings import HttpTimings
 from busllm.testing.fake_owner import WORDS, FakeOwner, say
 from busllm.testing.frontend_server import MODEL, fake_settings, read_all, serving
@@ -141,16 +142,32 @@ async def test_an_absurd_length_is_400(length: str) -> None:
     "head",
     [
         b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 70_000,
-        b"GET /health HTTP/1.1\r\nhost: x\r\n" + b"".join(b"x-%d: %b\r\n" % (n, b"y" * 30) for n in range(2000)),
-        b"GET /" + b"u" * 100_000 + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: x" + b"".join(b"\r\nx-%d: %b" % (n, b"y" * 30) for n in range(2000)),
+        b"GET /" + b"u" * 100_000 + b" HTTP/1.1\r\nhost: x",
     ],
     ids=["one header", "many headers", "url"],
 )
 async def test_an_oversized_head_is_431(head: bytes) -> None:
     async with serving(FakeOwner()) as server:
-        received = await server.exchange_bytes(head)
+        received = await server.exchange_bytes(head + b"\r\nconnection: close\r\n\r\n")
         assert (await server.client.get("/health")).status_code == 200
     assert received.startswith(b"HTTP/1.1 431")
+    assert b'"code":"head_too_large"' in received
+
+
+async def test_an_endless_head_is_cut() -> None:
+    async with serving(FakeOwner()) as server:
+        received = await server.exchange_bytes(b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 300_000)
+        assert (await server.client.get("/health")).status_code == 200
+    assert received.startswith(b"HTTP/1.1 431")
+
+
+@pytest.mark.parametrize("value", ["a b", "*", ">", "..", "$SYS.x", "x" * 5000])
+async def test_a_clients_own_request_id_is_not_used(value: str) -> None:
+    async with serving(FakeOwner()) as server:
+        answer = await server.client.post(CHAT, json={**BODY, "user": value}, headers={"x-request-id": value})
+    assert answer.status_code == 200
+    assert is_uid(answer.headers["x-request-id"])
 
 
 async def test_a_connection_is_used_again_after_errors_streams_and_unread_bodies() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import anyio
 import anyio.abc
 import anyio.lowlevel
 import pytest
 
+from busllm.requests.generation import GenerationRequest
 from busllm.stages.frontend.app import build_app
 from busllm.stages.frontend.server import bind, serve
 from busllm.stages.frontend.settings import HttpTimings
-from busllm.testing.fake_owner import FakeOwner
+from busllm.testing.fake_owner import FakeOwner, Step, word_delta
 from busllm.testing.frontend_server import FrontendServer, fake_settings, read_all, serving
 from busllm.testing.http_oracles import check_error
 from tests.stages.frontend.test_leaving import pausing, raw_chat
@@ -84,7 +87,11 @@ async def test_what_does_not_finish_in_time_ends_with_an_error(how: str) -> None
 
 
 async def test_a_client_that_does_not_read_does_not_hold_up_the_end() -> None:
-    owner = FakeOwner(pausing(anyio.Event(), 400_000))
+    def endless(request: GenerationRequest) -> Iterator[Step]:
+        while True:
+            yield [word_delta(request, 0, 0, "x" * 100_000)]
+
+    owner = FakeOwner(endless)
     settings = fake_settings(drain_timeout_s=0.2, timings=HttpTimings(stop_s=0.2))
     async with serving(owner, settings) as server:
         stream = await server.connect()
@@ -94,6 +101,7 @@ async def test_a_client_that_does_not_read_does_not_hold_up_the_end() -> None:
         with anyio.fail_after(5):
             await server.stopped.wait()
         await stream.aclose()
+    assert len(owner.aborted) == 1
 
 
 async def test_idle_connections_do_not_hold_up_the_end() -> None:
