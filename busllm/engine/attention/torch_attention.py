@@ -168,25 +168,38 @@ class _RunningSoftmax:
     def __init__(self, queries: torch.Tensor) -> None:
         """Takes scaled float32 queries (num_groups, num_query_rows, head_dim)."""
         self._queries = queries
-        self._max = queries.new_full((*queries.shape[:2], 1), torch.finfo(queries.dtype).min)
-        self._sum = queries.new_zeros((*queries.shape[:2], 1))
-        self._weighted = torch.zeros_like(queries)
+        self._sums: _Sums | None = None
 
     def add(self, keys: torch.Tensor, values: torch.Tensor, hidden: torch.Tensor | None) -> None:
         """Adds a block: keys and values (num_groups, size, head_dim), hidden (num_groups, num_query_rows, size)."""
         scores = torch.bmm(self._queries, keys.transpose(1, 2))  # (num_groups, num_query_rows, size)
         if hidden is not None:
             scores.masked_fill_(hidden, -torch.inf)
-        new_max = torch.maximum(self._max, scores.amax(dim=-1, keepdim=True))
-        weights = scores.sub_(new_max).exp_()
-        shrink = (self._max - new_max).exp_()  # exactly 1 when the block is hidden
-        self._sum = self._sum.mul_(shrink).add_(weights.sum(dim=-1, keepdim=True))
-        self._weighted = self._weighted.mul_(shrink).add_(torch.bmm(weights, values))
-        self._max = new_max
+        # Finite even when the whole block is hidden from a query: -inf minus -inf would be NaN.
+        largest = scores.amax(dim=-1, keepdim=True).clamp_(min=torch.finfo(scores.dtype).min)
+        if self._sums is not None:
+            largest = torch.maximum(self._sums.largest, largest)
+        weights = scores.sub_(largest).exp_()
+        total, weighted = weights.sum(dim=-1, keepdim=True), torch.bmm(weights, values)
+        if self._sums is not None:
+            shrink = self._sums.largest.sub_(largest).exp_()  # exactly 1 when the block is hidden
+            total += self._sums.total.mul_(shrink)
+            weighted += self._sums.weighted.mul_(shrink)
+        self._sums = _Sums(largest, total, weighted)
 
     def result(self) -> torch.Tensor:
-        """(num_groups, num_query_rows, head_dim); rows that saw nothing (padding) are NaN or 0 and are cut off."""
-        return self._weighted / self._sum
+        """(num_groups, num_query_rows, head_dim), once a block was added."""
+        assert self._sums is not None  # a query sees at least its own key
+        return self._sums.weighted / self._sums.total
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Of the blocks so far: largest score and sum of weights (…, 1), weighted sum of values (…, head_dim)."""
+
+    largest: torch.Tensor
+    total: torch.Tensor
+    weighted: torch.Tensor
 
 
 def _by_head(states: torch.Tensor) -> torch.Tensor:

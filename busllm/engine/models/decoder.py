@@ -103,9 +103,12 @@ class Decoder:
         num_tokens = states.shape[0]
         merged = weights.queries_keys_values(layer.attention_norm(states))
         heads = merged.view(num_tokens, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
-        queries, keys, values = torch.split(heads, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
+        rotated, values = torch.split(heads, [config.num_heads + config.num_kv_heads, config.num_kv_heads], dim=1)
         if weights.query_norm is not None and weights.key_norm is not None:
-            queries, keys = weights.query_norm(queries), weights.key_norm(keys)
-        attention.cache.store(index, rotate(keys, *angles), values, cache_slots)
-        attended = attention.attend(index, rotate(queries, *angles))  # (num_tokens, num_heads, head_dim)
+            queries, keys = torch.split(rotated, [config.num_heads, config.num_kv_heads], dim=1)
+            rotated = torch.cat((weights.query_norm(queries), weights.key_norm(keys)), dim=1)
+        rotated = rotate(rotated, *angles)
+        queries, keys = torch.split(rotated, [config.num_heads, config.num_kv_heads], dim=1)
+        attention.cache.store(index, keys, values, cache_slots)
+        attended = attention.attend(index, queries)  # (num_tokens, num_heads, head_dim)
         return weights.output(attended.view(num_tokens, config.num_heads * config.head_dim))
