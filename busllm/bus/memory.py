@@ -147,21 +147,30 @@ class MemoryConnection:
 
     async def subscribe(self, pattern: str, *, queue_group: str | None = None) -> Subscription:
         """Subscribes; in force when it returns."""
+        subscription = self.subscribe_now(pattern, queue_group)
+        await anyio.lowlevel.cancel_shielded_checkpoint()
+        return subscription
+
+    def subscribe_now(self, pattern: str, queue_group: str | None) -> Subscription:
+        """`subscribe` without giving others a turn, for code that serves connections from callbacks."""
         check_pattern(pattern, queue_group)
         self._check_connected()
         self._num_subscribed += 1
         subscription = Subscription(self._num_subscribed, pattern, queue_group)
         self._routes[subscription.number] = self._bus.add_route(self, subscription)
-        await anyio.lowlevel.cancel_shielded_checkpoint()
         return subscription
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         """Ends a subscription and forgets what waits of it; one that has ended already is left alone."""
-        route = self._routes.pop(subscription.number, None)
+        self.unsubscribe_now(subscription.number)
+        await anyio.lowlevel.cancel_shielded_checkpoint()
+
+    def unsubscribe_now(self, number: int) -> None:
+        """`unsubscribe` without giving others a turn, by the subscription's number."""
+        route = self._routes.pop(number, None)
         if route is not None:
             self._bus.remove_route(route)
-            self._queue.discard([subscription.number])
-        await anyio.lowlevel.cancel_shielded_checkpoint()
+            self._queue.discard([number])
 
     async def receive(self) -> list[Message | BusEvent]:
         """Waits for at least one item and returns all that are ready."""
@@ -178,6 +187,11 @@ class MemoryConnection:
 
     async def close(self) -> None:
         """Ends the connection."""
+        self.close_now()
+        await anyio.lowlevel.cancel_shielded_checkpoint()
+
+    def close_now(self) -> None:
+        """`close` without giving others a turn."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -187,7 +201,6 @@ class MemoryConnection:
         self._down_reason = "the connection was closed."
         self._inbox.fail_all(self._down_reason)
         self._queue.close()
-        await anyio.lowlevel.cancel_shielded_checkpoint()
 
     def deliver(self, message: Message) -> None:
         """Takes in one message from the bus."""
