@@ -36,11 +36,13 @@ T = TypeVar("T")
 
 
 class TokenizeQuestion(msgspec.Struct, forbid_unknown_fields=True):
-    """Question of `control.<tokenizer>.tokenize`: one of `prompt` and `messages`."""
+    """Question of `control.<tokenizer>.tokenize`: `prompt` with `add_special_tokens`, or `messages` with
+    `template_options` (as in `ChatPrompt`)."""
 
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool = True
+    template_options: dict[str, Any] = {}
 
 
 class DetokenizeQuestion(msgspec.Struct, forbid_unknown_fields=True):
@@ -242,7 +244,7 @@ class TokenizerStage:
 
     def _tokenize_text(self, asked: TokenizeQuestion) -> list[int]:
         if asked.messages is not None:
-            return self._tokenizer.encode_chat(asked.messages)
+            return self._tokenizer.encode_chat(asked.messages, **asked.template_options)
         return self._tokenizer.encode_batch([asked.prompt or ""], add_special_tokens=asked.add_special_tokens)[0]
 
     def _checked_ids(self, token_ids: list[int]) -> None:

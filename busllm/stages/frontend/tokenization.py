@@ -46,13 +46,13 @@ def _tokenize_question(body: TokenizeBody, settings: FrontendSettings) -> dict[s
         raise InvalidRequest("Give either prompt or messages.", param="prompt")
     if body.messages is None:
         return {"prompt": body.prompt, "add_special_tokens": body.add_special_tokens is not False}
+    if body.add_special_tokens:
+        raise InvalidRequest(
+            "add_special_tokens is only allowed with prompt; a chat template writes the tokens that it wants.",
+            param="add_special_tokens",
+        )
     prompt = chat_prompt(body.messages, body.add_generation_prompt, body.chat_template_kwargs)
-    return {
-        "messages": prompt.messages,
-        "template_options": prompt.template_options,
-        # A template writes the special tokens that it wants itself.
-        "add_special_tokens": bool(body.add_special_tokens),
-    }
+    return {"messages": prompt.messages, "template_options": prompt.template_options}
 
 
 def _detokenize_question(body: DetokenizeBody, settings: FrontendSettings) -> dict[str, Any]:

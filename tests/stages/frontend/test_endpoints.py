@@ -78,6 +78,11 @@ async def test_a_text_is_tokenized_and_back() -> None:
         ("/tokenize", {"prompt": 7}, "prompt"),
         ("/tokenize", {"prompt": "x", "add_special_tokens": "yes"}, "add_special_tokens"),
         ("/tokenize", {"messages": []}, "messages"),
+        (
+            "/tokenize",
+            {"messages": [{"role": "user", "content": "x"}], "add_special_tokens": True},
+            "add_special_tokens",
+        ),
         ("/tokenize", {"prompt": "x", "unknown": 1}, "unknown"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [259]}, "tokens"),
