@@ -9,13 +9,13 @@ from pathlib import Path
 
 import anyio
 import pytest
-from up_process import DEADLINE_S, fake_up, free_port, get_status, wait_for_end
 
 from busllm.bus.connect import BusOptions, open_bus
 from busllm.bus.protocol import Connection, Message
 from busllm.bus.subjects import Subjects
 from busllm.errors import ConfigError
 from busllm.messages.control import StageState, announcement_decoder
+from tests.topology.up_process import DEADLINE_S, fake_up, free_port, get_status, wait_for_end
 
 pytestmark = pytest.mark.anyio
 
