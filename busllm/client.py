@@ -121,7 +121,7 @@ class Client:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    ) -> bool | None:
         """Aborts what is open and leaves the bus.
 
         Raises:

@@ -27,7 +27,7 @@ EXIT_FAILURE = 1
 EXIT_SUPERSEDED = 3
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 
-ENVIRONMENT = ("BUSLLM_BUS_URL", "BUSLLM_CACHE", "BUSLLM_LISTEN_FDS", "BUSLLM_LOG_LEVEL")
+ENVIRONMENT = ("BUSLLM_API_KEY", "BUSLLM_BUS_URL", "BUSLLM_CACHE", "BUSLLM_LISTEN_FDS", "BUSLLM_LOG_LEVEL")
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -49,6 +49,11 @@ COMMANDS = (
     Command("stage", "busllm.cli.stage", "run one stage, or several in one process, in the foreground"),
     Command("check", "busllm.cli.check", "check a topology file and show what runs where"),
     Command("pull", "busllm.cli.pull", "fetch a model into the cache"),
+    Command("chat", "busllm.cli.chat", "talk to a model in the terminal"),
+    Command("trace", "busllm.cli.trace", "show a request's way through the stages"),
+    Command("abort", "busllm.cli.abort", "end requests"),
+    Command("top", "busllm.cli.top", "show live stages, queues, KV pages and tokens per second"),
+    Command("bench", "busllm.cli.bench", "put load on any OpenAI-compatible server and measure it"),
     Command("env", "busllm.cli.env", "print NATS_URL=... for stock NATS tools"),
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import anyio
 import pytest
 from rich.table import Table
 
@@ -76,6 +75,4 @@ async def test_a_stage_that_dies_without_a_word_is_called_silent(cluster: Cluste
     instance = stack.actors["tokenizer:0"].instance
     assert not operator.is_silent(instance)
     await stack.kill("tokenizer:0")
-    with anyio.fail_after(5):
-        while not operator.is_silent(instance):
-            await anyio.sleep(0.02)
+    await stack.wait_for(lambda: operator.is_silent(instance))
