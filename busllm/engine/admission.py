@@ -65,6 +65,10 @@ class AdmissionBudget:
         available = self._tables.num_available - match.num_unused - self._promised_pages
         return self._need(seq) - match.num_pages <= available
 
+    def took(self, num_pages: int) -> None:
+        """A sequence has got so many of the pages that it was promised."""
+        self._promised_pages -= num_pages
+
     def admitted(self, seq: LiveSequence) -> None:
         """A sequence has been admitted and its prefix locked."""
         self._promised_pages += max(0, self._need(seq) - len(seq.table))

@@ -41,8 +41,11 @@ def check_request(request: SequenceRequest, model: ModelInfo, config: EngineConf
 
 
 def _check_ids(ids: np.ndarray, vocab_size: int) -> None:
-    if len(ids) and not (0 <= int(ids.min()) and int(ids.max()) < vocab_size):
-        bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
+    if not len(ids):
+        return
+    smallest, largest = int(ids.min()), int(ids.max())
+    if smallest < 0 or largest >= vocab_size:
+        bad = smallest if smallest < 0 else largest
         raise InvalidRequest(
             f"The prompt has the token id {bad}; this model has 0 to {vocab_size - 1}.", param="prompt"
         )
@@ -58,6 +61,4 @@ def can_adopt(seq: LiveSequence, request: SequenceRequest) -> bool:
     if delivered < seq.num_inherited_tokens and request.params.logprobs is not None:
         return False
     known = seq.packed(0, seq.num_prompt_tokens + delivered)
-    return len(request.prompt_ids) == seq.num_prompt_tokens and known == (
-        pack_ids(request.prompt_ids) + pack_ids(request.output_ids)
-    )
+    return known == pack_ids(request.prompt_ids) + pack_ids(request.output_ids)

@@ -71,13 +71,12 @@ class Lobby:
             Whether it waits. Not when it has waited long enough.
         """
         until = seq.prefix_wait_until
-        if until is not None and until <= number:
-            return False
-        leader = self._prefix_wait.leader(seq, match, max_pages)
+        if until is None:
+            until = number + self._max_prefix_wait_steps
+        leader = self._prefix_wait.leader(seq, match, max_pages) if until > number else None
         if leader is None:
             return False
-        if until is None:
-            seq.prefix_wait_until = until = number + self._max_prefix_wait_steps
+        seq.prefix_wait_until = until
         self._queue.discard(seq)
         self._prefix_wait.follow(seq, leader, match.num_pages, max_pages, until)
         return True

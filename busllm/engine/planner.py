@@ -185,11 +185,9 @@ class Planner:
         return draft.finish(self._roster.take_closed())
 
     def _plan_rows(self, draft: PlanDraft, *, in_flight: bool) -> None:
-        retractions = self.num_retractions
         self._plan_decodes(draft)
-        # Who was just retracted stands first in the queue; the pages are for whom they were taken for.
-        may_admit = self.num_retractions == retractions and not self._roster.is_retracting
-        self._plan_chunks(draft, may_admit)
+        # Who is being retracted will stand first in the queue: nobody overtakes it meanwhile.
+        self._plan_chunks(draft, may_admit=not self._roster.is_retracting)
         if draft.is_empty and not in_flight:
             self._plan_oldest_chunk(draft)
 
@@ -200,7 +198,7 @@ class Planner:
             if draft.budget_tokens and self._make_room(seq, draft):
                 draft.add_decode(seq)
 
-    def _plan_chunks(self, draft: PlanDraft, may_admit: bool) -> None:
+    def _plan_chunks(self, draft: PlanDraft, *, may_admit: bool) -> None:
         prefilling = [seq for seq in self._roster.running if seq.can_run and seq.is_prefilling]
         prefilling.sort(key=lambda seq: seq.rank)
         chunks = deque(prefilling)
@@ -209,25 +207,31 @@ class Planner:
             # A slot is kept for each that waits for a prefix, so a crowd of equal prompts is not looked at one by one.
             has_slot = self._roster.num_free_slots > self._lobby.num_following
             head = self._lobby.head() if may_admit and has_slot else None
-            if chunks and (head is None or chunks[0].rank < head.rank):
-                self._plan_chunk(chunks.popleft(), draft)
-            elif head is None:
+            if head is None and not chunks:
                 return
-            else:
+            if head is not None and (not chunks or head.rank < chunks[0].rank):
                 match = self._tables.match(head)
                 if self._lobby.follow(head, match, self._tables.max_matched_pages(head), draft.number):
                     continue
                 admission = admission or AdmissionBudget(self._tables, self._expected, self._roster.running)
                 may_admit = self._admit(head, match, admission)
-                if may_admit:
-                    self._plan_chunk(head, draft)
+                if not may_admit:
+                    continue
+                seq = head
+            else:
+                seq = chunks.popleft()
+            num_pages = self._plan_chunk(seq, draft)
+            if admission is not None:
+                admission.took(num_pages)
 
-    def _plan_chunk(self, seq: LiveSequence, draft: PlanDraft) -> None:
-        start = seq.num_planned
+    def _plan_chunk(self, seq: LiveSequence, draft: PlanDraft) -> int:
+        """Plans as much of a prompt as budget and pages allow; returns how many pages that took."""
+        start, num_pages = seq.num_planned, len(seq.table)
         num_tokens = min(seq.prefill_end - start, draft.budget_tokens, self._tables.room(seq) - start)
         if num_tokens >= 1:
             self._tables.grow(seq, start + num_tokens)
             draft.add_chunk(seq, num_tokens)
+        return len(seq.table) - num_pages
 
     def _plan_oldest_chunk(self, draft: PlanDraft) -> None:
         """All who could advance lack pages: the oldest prompt gets some from the youngest."""

@@ -127,10 +127,62 @@ def test_held_sequences_give_way_to_one_that_may_run() -> None:
 
 
 def test_twins_that_were_computed_apart_still_fit_when_one_is_left() -> None:
-    """Without waiting for the prefix both hold pages of their own; alone, the pool is enough for one only."""
+    """Without waiting for the prefix both hold pages of their own; the pool is large enough for one set only."""
     run = NullEngineDriver(num_pages=12, max_prefix_wait_steps=0, expected_output_tokens=0)
     for uid in ("first", "second"):
         run.submit(sequence_request(uid, text(1, 16), tokens(30)))
+    run.step()
+    run.engine.abort("first")
+    assert run.engine.statistics().pages_owned == 8
     run.run()
-    assert run.records["first", 0].output == run.records["second", 0].output
-    assert len(run.records["first", 0].output) == 30
+    assert len(run.records["second", 0].output) == 30
+
+
+def test_a_cached_prefix_is_not_counted_as_room_for_the_sequence_that_reads_it() -> None:
+    run = NullEngineDriver(num_pages=12)
+    run.submit(sequence_request("warm", text(1, 24), tokens(1)))
+    run.run()
+    run.submit(sequence_request("runs", text(2, 8), tokens(5)))
+    run.step()
+    run.submit(sequence_request("reads", text(1, 24) + text(3, 12), tokens(4)))
+    run.run()
+    order = [(event.uid, event.name) for event in run.events]
+    assert order.index(("reads", "admitted")) > order.index(("runs", "finished"))
+    assert run.data("reads", "admitted")["cached_tokens"] == 24
+
+
+def test_a_retracted_long_prompt_returns_before_a_short_one_that_never_ran() -> None:
+    run = NullEngineDriver(num_pages=24, expected_output_tokens=0, max_running=2)
+    run.submit(sequence_request("old", text(1, 4), tokens(40)))
+    run.submit(sequence_request("long", text(2, 64), tokens(30)))
+    run.steps_until("long", "first_token")
+    run.submit(sequence_request("short", text(3, 4), tokens(2)))
+    run.run()
+    assert "retracted" in run.names("long")
+    order = [(event.uid, event.name) for event in run.events]
+    last_return = len(order) - 1 - order[::-1].index(("long", "admitted"))
+    assert last_return < order.index(("short", "admitted"))
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_no_more_are_retracted_than_the_oldest_needs(depth: int) -> None:
+    run = NullEngineDriver(depth, num_pages=16, expected_output_tokens=0)
+    for seed, uid in enumerate(("oldest", "middle", "youngest")):
+        run.submit(sequence_request(uid, text(seed, 16), tokens(17)))
+    run.steps_until("youngest", "retracted")
+    assert "retracted" not in run.names("middle")
+    run.run()
+    assert run.engine.statistics().retractions == 1
+
+
+def test_of_two_retracted_the_older_returns_first() -> None:
+    run = NullEngineDriver(num_pages=24, expected_output_tokens=0, max_running=3)
+    run.submit(sequence_request("oldest", text(1, 4), tokens(90)))
+    run.submit(sequence_request("older", text(2, 40), tokens(30)))
+    run.submit(sequence_request("young", text(3, 8), tokens(60)))
+    run.steps_until("older", "retracted")
+    assert "retracted" in run.names("young")
+    before = len(run.events)
+    run.run()
+    returns = [event.uid for event in run.events[before:] if event.name == "admitted"]
+    assert returns[:2] == ["older", "young"]

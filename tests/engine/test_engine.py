@@ -123,6 +123,19 @@ def test_a_waiting_sequence_without_a_slot_is_no_work_while_all_running_ones_are
     assert len(run.records["b", 0].output) == 8
 
 
+def test_letting_go_of_held_sequences_makes_work_again_even_if_a_step_found_none() -> None:
+    run = driver(max_running=1)
+    for uid in "ab":
+        run.submit(sequence_request(uid, PROMPT))
+    run.step()
+    run.engine.hold([("a", 0)])
+    run.run()
+    run.engine.hold([])
+    assert run.engine.has_work
+    run.run()
+    assert all(len(run.records[uid, 0].output) == 8 for uid in "ab")
+
+
 def test_a_step_ahead_gives_the_same_tokens() -> None:
     outputs = []
     for depth in (0, 1):

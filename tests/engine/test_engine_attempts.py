@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from busllm.engine.sequence import FinishReason
 from busllm.sampling import SamplingParams
 from busllm.testing.engine_driver import null_outcome, sequence_request
 from busllm.testing.null_engine import NullEngineDriver
@@ -67,6 +68,14 @@ def test_two_later_attempts_before_a_step_send_everything_once_under_the_last() 
     run.run()
     assert run.records["a", 0].attempt == 3
     assert len(run.records["a", 0].output) == 8
+
+
+def test_a_later_attempt_replaces_an_end_that_was_not_handed_out_yet() -> None:
+    run = driver()
+    for attempt in (1, 2):
+        run.submit(sequence_request("a", PROMPT, params(max_tokens=0), attempt=attempt))
+    (entry,) = run.step().tokens
+    assert (entry.attempt, entry.finish_reason) == (2, FinishReason.LENGTH)
 
 
 def test_an_attempt_that_is_not_later_is_ignored() -> None:

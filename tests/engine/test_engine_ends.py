@@ -140,7 +140,9 @@ def test_a_sequence_goes_on_from_the_output_of_an_earlier_attempt() -> None:
     output = whole.records["a", 0].output
     for cut in (1, 7, 19):
         rest = driver()
-        rest.submit(sequence_request("a", PROMPT, params(max_tokens=20), seed=7, attempt=2, output=output[:cut]))
+        settings = params(max_tokens=20, logprobs=0)
+        rest.submit(sequence_request("a", PROMPT, settings, seed=7, attempt=2, output=output[:cut]))
         rest.run()
+        assert rest.records["a", 0].logprobs == [null_logprobs(token_id, 0) for token_id in output[cut:]]
         assert rest.records["a", 0].output == output
         assert rest.engine.statistics().output_tokens == 20 - cut

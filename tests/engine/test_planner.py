@@ -15,7 +15,7 @@ def tokens(num_tokens: int) -> SamplingParams:
 
 def text(seed: int, num_tokens: int) -> list[int]:
     """A prompt that shares nothing with those of other seeds."""
-    return [32 + seed % 90] + [32 + (i * i + seed) % 90 for i in range(1, num_tokens)]
+    return [32 + seed % 90, 32 + seed // 90 % 90, *(32 + (i * i + seed) % 90 for i in range(2, num_tokens))]
 
 
 # ---------------------------------------------------------------- the token budget
