@@ -11,21 +11,19 @@ the answers are the same.
 
 from __future__ import annotations
 
-import difflib
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-import msgspec
 import numpy as np
 
-from busllm.engine.config import EngineConfig
 from busllm.engine.engine import Engine
 from busllm.engine.runner import Runner
 from busllm.engine.sequence import FinishReason, SequenceRequest, SequenceTokens
-from busllm.errors import ConfigError, InvalidRequest
+from busllm.errors import InvalidRequest
 from busllm.ids import new_uid
+from busllm.llm_options import LLMOptions, engine_config, read_options
 from busllm.model_store.files import ModelFiles
 from busllm.model_store.resolve import resolve
 from busllm.plan import TokenLogprobs
@@ -33,35 +31,7 @@ from busllm.sampling import SamplingParams, choice_seed
 from busllm.text.decoder import Decoder
 from busllm.text.tokenizer import Message, load_tokenizer
 
-_MAX_WAITING = 2**31 - 1  # nobody is turned away: the caller has all the prompts in memory already
-
 Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
-
-
-class LLMOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of `LLM`, named as in a topology file.
-
-    Attributes:
-        device: "auto" (CUDA where there is one), "cpu", "cuda", "cuda:1", …
-        dtype: "auto" (float32 on CPU, bfloat16 on CUDA), "float32", "bfloat16" or "float16".
-        attention: "auto", "torch" or an installed plug-in.
-        kv_tokens: size of the KV cache; rounded up to whole pages.
-        page_tokens: tokens per page.
-        step_tokens: most tokens computed in one step; "auto" = 256 on CPU, 2048 on CUDA, at least `max_running`.
-        max_running: sequences computed at the same time.
-        max_context_tokens: prompt and output together; None = what the model can.
-        prefix_cache: whether prompts that begin alike share their pages, also from call to call.
-    """
-
-    device: str = "auto"
-    dtype: str = "auto"
-    attention: str = "auto"
-    kv_tokens: int = 65536
-    page_tokens: int | Literal["auto"] = "auto"
-    step_tokens: int | Literal["auto"] = "auto"
-    max_running: int = 64
-    max_context_tokens: int | None = None
-    prefix_cache: Literal["radix", "none"] = "radix"
 
 
 @dataclass(frozen=True)
@@ -142,11 +112,11 @@ class LLM:
     """
 
     def __init__(self, source: str, **options: Any) -> None:
-        chosen = _read_options(options)
+        chosen = read_options(options)
         files = resolve(source)
         self._tokenizer = load_tokenizer(files)
         self._runner = _load(files, chosen)
-        self._engine = Engine(self._runner, _engine_config(chosen, self._runner))
+        self._engine = Engine(self._runner, engine_config(chosen, self._runner))
 
     def __enter__(self) -> Self:
         return self
@@ -267,17 +237,6 @@ def _per_prompt(sampling: SamplingParams | Sequence[SamplingParams] | None, num_
     return list(sampling)
 
 
-def _read_options(options: Mapping[str, Any]) -> LLMOptions:
-    for key in options:
-        if key not in LLMOptions.__struct_fields__:
-            near = difflib.get_close_matches(key, LLMOptions.__struct_fields__, n=1)
-            raise ConfigError("unknown option of LLM.", key=key, suggestion=near[0] if near else None)
-    try:
-        return msgspec.convert(dict(options), LLMOptions)
-    except msgspec.ValidationError as error:
-        raise ConfigError(str(error)) from error
-
-
 def _load(files: ModelFiles, options: LLMOptions) -> Runner:
     if files.is_null:
         from busllm.engine.null import NullRunner
@@ -286,17 +245,3 @@ def _load(files: ModelFiles, options: LLMOptions) -> Runner:
     from busllm.engine.loader import LoadConfig, load_runner
 
     return load_runner(files, LoadConfig(device=options.device, dtype=options.dtype, attention=options.attention))
-
-
-def _engine_config(options: LLMOptions, runner: Runner) -> EngineConfig:
-    page_tokens = 16 if options.page_tokens == "auto" else options.page_tokens
-    auto_step_tokens = max(256 if runner.depth == 0 else 2048, options.max_running)
-    return EngineConfig(
-        num_pages=-(-options.kv_tokens // page_tokens),
-        page_tokens=page_tokens,
-        step_tokens=auto_step_tokens if options.step_tokens == "auto" else options.step_tokens,
-        max_running=options.max_running,
-        max_waiting=_MAX_WAITING,
-        max_context_tokens=options.max_context_tokens or runner.model.max_context_tokens,
-        prefix_cache=options.prefix_cache == "radix",
-    )

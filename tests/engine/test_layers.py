@@ -77,7 +77,8 @@ def test_a_rotation_keeps_lengths_and_depends_on_the_distance_only() -> None:
 @pytest.mark.parametrize(("num_in", "num_out"), [(48, 96), (576, 960), (33, 17)])
 def test_a_row_of_a_linear_has_the_same_bits_in_any_batch(dtype: torch.dtype, num_in: int, num_out: int) -> None:
     linear = make_linear(torch.randn(num_out, num_in).to(dtype), torch.randn(num_out).to(dtype))
-    assert isinstance(linear, OneDnnLinear)
+    if isinstance(linear, PlainLinear):
+        pytest.skip(f"this CPU cannot pack {dtype}")
     states = torch.randn(256, num_in).to(dtype)
     with torch.inference_mode():
         whole = linear(states)

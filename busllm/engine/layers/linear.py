@@ -59,18 +59,23 @@ class OneDnnLinear:
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """Chooses by device and dtype.
+    """Chooses by device, dtype and what this CPU can do.
 
     Args:
         weight: (out_features, in_features).
         bias: (out_features,) or None.
     """
-    packable = weight.dtype in (torch.float32, torch.bfloat16)
-    if weight.device.type == "cpu" and packable and _has_onednn():
+    if weight.device.type == "cpu" and _can_pack(weight.dtype):
         return OneDnnLinear(weight, bias)
     return PlainLinear(weight, bias)
 
 
-def _has_onednn() -> bool:
+def _can_pack(dtype: torch.dtype) -> bool:
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return available
+    if not available:
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return dtype == torch.float32

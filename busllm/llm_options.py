@@ -1,0 +1,77 @@
+"""The options of `busllm.LLM`.
+
+Owns: their names, defaults and checks, and what "auto" stands for.
+Does not know: models, prompts.
+Next on the path: `busllm/llm.py`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from busllm.engine.config import EngineConfig
+from busllm.engine.runner import Runner
+from busllm.errors import ConfigError
+
+_MAX_WAITING = 2**31 - 1  # nobody is turned away: the caller has all the prompts in memory already
+
+
+class LLMOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of `LLM`, named as in a topology file.
+
+    Attributes:
+        device: "auto" (CUDA where there is one), "cpu", "cuda", "cuda:1", …
+        dtype: "auto" (float32 on CPU, bfloat16 on CUDA), "float32", "bfloat16" or "float16".
+        attention: "auto", "torch" or an installed plug-in.
+        kv_tokens: size of the KV cache; rounded up to whole pages.
+        page_tokens: tokens per page.
+        step_tokens: most tokens computed in one step; "auto" = 256 on CPU, 2048 on CUDA, at least `max_running`.
+        max_running: sequences computed at the same time.
+        max_context_tokens: prompt and output together; None = what the model can.
+        prefix_cache: whether prompts that begin alike share their pages, also from call to call.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    attention: str = "auto"
+    kv_tokens: int = 65536
+    page_tokens: int | Literal["auto"] = "auto"
+    step_tokens: int | Literal["auto"] = "auto"
+    max_running: int = 64
+    max_context_tokens: int | None = None
+    prefix_cache: Literal["radix", "none"] = "radix"
+
+
+def read_options(options: Mapping[str, Any]) -> LLMOptions:
+    """Checks names and types.
+
+    Raises:
+        ConfigError: names the option, and the nearest right one.
+    """
+    for key in options:
+        if key not in LLMOptions.__struct_fields__:
+            near = difflib.get_close_matches(key, LLMOptions.__struct_fields__, n=1)
+            raise ConfigError("unknown option of LLM.", key=key, suggestion=near[0] if near else None)
+    try:
+        return msgspec.convert(dict(options), LLMOptions)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error)) from error
+
+
+def engine_config(options: LLMOptions, runner: Runner) -> EngineConfig:
+    """Turns options into the sizes of an engine, with what "auto" means for this runner."""
+    page_tokens = 16 if options.page_tokens == "auto" else options.page_tokens
+    auto_step_tokens = max(256 if runner.depth == 0 else 2048, options.max_running)
+    return EngineConfig(
+        num_pages=-(-options.kv_tokens // page_tokens),
+        page_tokens=page_tokens,
+        step_tokens=auto_step_tokens if options.step_tokens == "auto" else options.step_tokens,
+        max_running=options.max_running,
+        max_waiting=_MAX_WAITING,
+        max_context_tokens=options.max_context_tokens or runner.model.max_context_tokens,
+        prefix_cache=options.prefix_cache == "radix",
+    )
