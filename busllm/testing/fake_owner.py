@@ -41,7 +41,7 @@ class FakeOwner:
     Attributes:
         submitted: every request, in order.
         aborted: uids of aborted requests, in order.
-        refusal: what `submit` raises, if anything.
+        refusal: what `submit`, `ask` and `peers` raise, if anything.
         unready: what `unready_reason` answers.
         announced: what `peers` answers.
     """
@@ -95,6 +95,8 @@ class FakeOwner:
 
     def peers(self) -> list[Announcement]:
         """What the test said."""
+        if self.refusal is not None:
+            raise self.refusal
         return self.announced
 
     async def wait_submitted(self, count: int) -> None:

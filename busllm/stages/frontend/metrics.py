@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from busllm.errors import Unavailable
 from busllm.messages.control import Announcement
 from busllm.messages.to_frontend import Usage
 from busllm.requests.generation import ChoiceDelta
@@ -122,7 +123,7 @@ class _StageCollector(Collector):
         """Everything that the stages announced last."""
         families: dict[str, GaugeMetricFamily] = {}
         stages = GaugeMetricFamily("busllm_stage", "Known stages.", labels=("kind", "index", "instance", "state"))
-        for peer in self._peers():
+        for peer in self._known_peers():
             stages.add_metric((peer.kind, str(peer.index), peer.instance, peer.state.value), 1.0)
             announced = {**peer.load, **peer.statistics}  # a name that is in both is one sample: two would be refused
             for name, part, value in _numbers(announced):
@@ -133,6 +134,13 @@ class _StageCollector(Collector):
                 family.add_metric((peer.instance, part), value)
         yield stages
         yield from families.values()
+
+    def _known_peers(self) -> Iterable[Announcement]:
+        try:
+            return self._peers()
+        except Unavailable:
+            # Not on the bus yet, so nobody is known; what this frontend itself counts can be read all the same.
+            return ()
 
 
 def _numbers(source: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:

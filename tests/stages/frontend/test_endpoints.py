@@ -49,6 +49,7 @@ async def test_before_all_stages_are_up_health_is_200_and_the_rest_503_with_the_
             error = check_error(503, answer.headers, answer.content)
             assert "40 %" in error["message"]
             assert "retry-after" in answer.headers
+        assert "busllm_http_requests_total" in (await server.client.get("/metrics")).text
         for stream in (True, False):
             answer = await server.client.post("/v1/chat/completions", json={**chat, "stream": stream})
             check_error(answer.status_code, answer.headers, answer.content, code="stage_unavailable")
