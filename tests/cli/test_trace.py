@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import anyio
 import pytest
@@ -117,6 +118,16 @@ def test_a_word_that_is_no_uid_ends_with_2(capsys: pytest.CaptureFixture[str]) -
             main([command, "not-a-uid"])
         assert ended.value.code == 2
         assert "no uid" in capsys.readouterr().err
+
+
+def test_a_cluster_on_a_memory_bus_cannot_be_watched_from_outside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topology = tmp_path / "memory.toml"
+    topology.write_text('[bus]\nkind = "memory"\n')
+    for command in (["trace"], ["top"], ["abort", new_uid()]):
+        assert main([*command, "--topology", str(topology)]) == 2
+        assert "memory bus" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------ the view
