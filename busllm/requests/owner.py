@@ -82,7 +82,7 @@ class RequestOwner:
         """Takes a request and sends it on its way.
 
         Raises:
-            QueueFull: `max_queued` requests are open.
+            QueueFull: `max_queued` requests wait for their first text.
             BusUnavailable: the bus is away.
             Draining: this owner is shutting down.
         """
@@ -90,7 +90,9 @@ class RequestOwner:
         if self._draining:
             raise Draining("This server is shutting down.")
         if len(self._lives) >= self._max_queued:
-            raise QueueFull(len(self._lives), self._max_queued)
+            num_waiting = sum(not live.has_text for live in self._lives.values())
+            if num_waiting >= self._max_queued:
+                raise QueueFull(num_waiting, self._max_queued)
         if not actor.connection.is_connected:
             raise BusUnavailable("The bus is away.")
         seed = request.params.seed if request.params.seed is not None else secrets.randbelow(MAX_SEED)
@@ -157,7 +159,9 @@ class RequestOwner:
         return answer
 
     def peers(self) -> list[Announcement]:
-        """What every instance announced last, this one included."""
+        """What every instance announced last, this one included; nothing before the bus was reached."""
+        if self._bound is None:
+            return []
         return [self._actor.announcement(), *(peer.announcement for peer in self._actor.directory.peers())]
 
     @property
