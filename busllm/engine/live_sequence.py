@@ -18,7 +18,7 @@ from busllm.errors import EngineError
 from busllm.plan import PlanRow, PromptLogprobs, SampledRow, TokenLogprobs
 
 Key = tuple[str, int]
-Rank = tuple[int, int, int, int]
+Rank = tuple[int, int, int]  # priority (negated), virtual deadline, arrival
 
 
 def pack_ids(ids: np.ndarray) -> bytes:

@@ -25,7 +25,7 @@ from collections import deque
 
 from busllm.engine.admission import AdmissionBudget, ExpectedLength
 from busllm.engine.config import EngineConfig
-from busllm.engine.live_sequence import LiveSequence
+from busllm.engine.live_sequence import LiveSequence, Rank
 from busllm.engine.lobby import Lobby
 from busllm.engine.outbox import Outbox
 from busllm.engine.page_tables import PageTables, PrefixMatch
@@ -105,10 +105,11 @@ class Planner:
         seq.rank = self._rank(seq, returns=False)
         self._lobby.push(seq)
 
-    def _rank(self, seq: LiveSequence, *, returns: bool) -> tuple[int, int, int, int]:
+    def _rank(self, seq: LiveSequence, *, returns: bool) -> Rank:
         steps_alone = -(-seq.num_tokens // self._config.step_tokens)
+        # Who returns goes before all who never ran, the older first.
         deadline = 0 if returns else self._number + _PATIENCE * steps_alone
-        return (-seq.request.priority, 0 if returns else 1, deadline, seq.arrival)
+        return (-seq.request.priority, deadline, seq.arrival)
 
     def remove(self, seq: LiveSequence) -> None:
         """A sequence has ended. Its pages go back now, or when no launched step uses them."""
@@ -186,8 +187,7 @@ class Planner:
 
     def _plan_rows(self, draft: PlanDraft, *, in_flight: bool) -> None:
         self._plan_decodes(draft)
-        # Who is being retracted will stand first in the queue: nobody overtakes it meanwhile.
-        self._plan_chunks(draft, may_admit=not self._roster.is_retracting)
+        self._plan_chunks(draft)
         if draft.is_empty and not in_flight:
             self._plan_oldest_chunk(draft)
 
@@ -198,11 +198,12 @@ class Planner:
             if draft.budget_tokens and self._make_room(seq, draft):
                 draft.add_decode(seq)
 
-    def _plan_chunks(self, draft: PlanDraft, *, may_admit: bool) -> None:
+    def _plan_chunks(self, draft: PlanDraft) -> None:
         prefilling = [seq for seq in self._roster.running if seq.can_run and seq.is_prefilling]
         prefilling.sort(key=lambda seq: seq.rank)
         chunks = deque(prefilling)
         admission: AdmissionBudget | None = None
+        may_admit = True
         while draft.budget_tokens:
             # A slot is kept for each that waits for a prefix, so a crowd of equal prompts is not looked at one by one.
             has_slot = self._roster.num_free_slots > self._lobby.num_following

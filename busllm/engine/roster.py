@@ -32,11 +32,6 @@ class Roster:
         return len(self._free_slots)
 
     @property
-    def is_retracting(self) -> bool:
-        """Whether a retracted sequence has yet to give its pages back."""
-        return any(seq.retracting for seq in self.leaving)
-
-    @property
     def all_held(self) -> bool:
         """Whether no running sequence may make progress (none at all included)."""
         return all(seq.held for seq in self.running)

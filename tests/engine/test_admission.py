@@ -138,6 +138,23 @@ def test_twins_that_were_computed_apart_still_fit_when_one_is_left() -> None:
     assert len(run.records["second", 0].output) == 30
 
 
+def test_a_prompt_that_holds_its_twins_pages_too_starts_again_without_them() -> None:
+    """Half-way through its prompt and alone, it fills the pool only because of two pages that it has twice."""
+    run = NullEngineDriver(num_pages=12, step_tokens=16, expected_output_tokens=0)
+    shared = text(1, 24)
+    run.submit(sequence_request("long", shared + text(2, 20), tokens(4)))
+    run.step()
+    run.engine.hold([("long", 0)])
+    run.submit(sequence_request("passes", shared + text(3, 4), tokens(30)))
+    run.step()
+    run.engine.hold([])
+    run.step()
+    run.engine.abort("passes")
+    run.run()
+    assert len(run.records["long", 0].output) == 4
+    assert run.names("long").count("retracted") == 1
+
+
 def test_a_cached_prefix_is_not_counted_as_room_for_the_sequence_that_reads_it() -> None:
     run = NullEngineDriver(num_pages=12)
     run.submit(sequence_request("warm", text(1, 24), tokens(1)))
