@@ -19,11 +19,11 @@ from typing import Any, Self
 import numpy as np
 
 from busllm.engine.engine import Engine
+from busllm.engine.options import EngineOptions, engine_config, read_options
 from busllm.engine.runner import Runner
 from busllm.engine.sequence import FinishReason, SequenceRequest, SequenceTokens
 from busllm.errors import InvalidRequest
 from busllm.ids import new_uid
-from busllm.llm_options import LLMOptions, engine_config, read_options
 from busllm.model_store.files import ModelFiles
 from busllm.model_store.resolve import resolve
 from busllm.plan import TokenLogprobs
@@ -103,7 +103,7 @@ class LLM:
 
     Args:
         source: alias, hub id, directory, GGUF file, or "null" (no model, for tests).
-        **options: see `LLMOptions`.
+        **options: see `busllm.engine.options.EngineOptions`.
 
     Raises:
         ModelError: the model cannot be found or loaded.
@@ -237,7 +237,7 @@ def _per_prompt(sampling: SamplingParams | Sequence[SamplingParams] | None, num_
     return list(sampling)
 
 
-def _load(files: ModelFiles, options: LLMOptions) -> Runner:
+def _load(files: ModelFiles, options: EngineOptions) -> Runner:
     if files.is_null:
         from busllm.engine.null import NullRunner
 

@@ -1,8 +1,8 @@
-"""The options of `busllm.LLM`.
+"""What a user may choose about an engine in this process, and what "auto" stands for.
 
-Owns: their names, defaults and checks, and what "auto" stands for.
-Does not know: models, prompts.
-Next on the path: `busllm/llm.py`.
+Owns: names (those of the topology file), defaults and checks.
+Does not know: models' files, prompts.
+Next on the path: `engine/loader.py` and `engine/engine.py`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from busllm.errors import ConfigError
 _MAX_WAITING = 2**31 - 1  # nobody is turned away: the caller has all the prompts in memory already
 
 
-class LLMOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of `LLM`, named as in a topology file.
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of `busllm.LLM`.
 
     Attributes:
         device: "auto" (CUDA where there is one), "cpu", "cuda", "cuda:1", …
@@ -46,23 +46,23 @@ class LLMOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: Literal["radix", "none"] = "radix"
 
 
-def read_options(options: Mapping[str, Any]) -> LLMOptions:
+def read_options(options: Mapping[str, Any]) -> EngineOptions:
     """Checks names and types.
 
     Raises:
         ConfigError: names the option, and the nearest right one.
     """
     for key in options:
-        if key not in LLMOptions.__struct_fields__:
-            near = difflib.get_close_matches(key, LLMOptions.__struct_fields__, n=1)
-            raise ConfigError("unknown option of LLM.", key=key, suggestion=near[0] if near else None)
+        if key not in EngineOptions.__struct_fields__:
+            near = difflib.get_close_matches(key, EngineOptions.__struct_fields__, n=1)
+            raise ConfigError("there is no such option.", key=key, suggestion=near[0] if near else None)
     try:
-        return msgspec.convert(dict(options), LLMOptions)
+        return msgspec.convert(dict(options), EngineOptions)
     except msgspec.ValidationError as error:
         raise ConfigError(str(error)) from error
 
 
-def engine_config(options: LLMOptions, runner: Runner) -> EngineConfig:
+def engine_config(options: EngineOptions, runner: Runner) -> EngineConfig:
     """Turns options into the sizes of an engine, with what "auto" means for this runner."""
     page_tokens = 16 if options.page_tokens == "auto" else options.page_tokens
     auto_step_tokens = max(256 if runner.depth == 0 else 2048, options.max_running)
