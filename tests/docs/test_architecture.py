@@ -15,6 +15,7 @@ from busllm.bus.queue import QueueBounds
 from busllm.bus.retry import RetryTimings
 from busllm.engine.attention.choose import BUILT_IN
 from busllm.engine.models.config import SUPPORTED_ARCHITECTURES
+from busllm.engine.options import EngineOptions
 from busllm.stages.frontend.settings import HttpTimings
 from busllm.stages.scheduler.build_engine import AUTO_PAGE_TOKENS, AUTO_STEP_TOKENS
 from busllm.topology.config import DEFAULT_KV_TOKENS
@@ -62,6 +63,7 @@ def test_every_bound_is_in_the_table_with_its_default() -> None:
     ("page", "words"),
     [
         ("engine.md", SUPPORTED_ARCHITECTURES),
+        ("engine.md", tuple(f"`{name}`" for name in EngineOptions.__struct_fields__)),
         ("reference/settings.md", BUILT_IN),
         (
             "reference/settings.md",

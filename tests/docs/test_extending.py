@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tomllib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import busllm
 from busllm.bus.connect import BusOptions, open_bus
 from busllm.bus.memory import MemoryBus
 from busllm.messages.control import raise_if_error
+from busllm.testing.bus_conformance import BusConformance
 from busllm.testing.stack import running_stack
 from busllm.testing.tiny_model import write_tiny_model
 from tests.docs.pages import DOCS, blocks
@@ -60,16 +62,14 @@ def test_the_bus_is_opened_by_its_name(example: Any) -> None:
 
 
 @pytest.mark.anyio
-async def test_the_harness_runs_the_conformance_suite(example: Any) -> None:
-    harness = example.ExampleHarness()
-    tests = [
-        getattr(example.TestGuarantees(), name) for name in dir(example.TestGuarantees) if name.startswith("test_g02")
-    ]
-    assert tests
-    with anyio.fail_after(PATIENCE_S):
-        for test in tests:
-            await test(harness)
-    await harness.close()
+class TestTheBusOfThePage(BusConformance):
+    """Held to the guarantees by the harness of the page."""
+
+    @pytest.fixture
+    async def harness(self, example: Any) -> AsyncIterator[Any]:
+        harness = example.ExampleHarness()
+        yield harness
+        await harness.close()
 
 
 def test_the_attention_backend_gives_the_tokens_of_the_reference(example: Any, tmp_path: Path) -> None:

@@ -13,12 +13,14 @@ import msgspec
 import pytest
 
 from busllm import messages
+from busllm.actors.control import TracesQuestion
 from busllm.bus.memory import MemoryBus
 from busllm.errors import RemoteError
 from busllm.messages.control import raise_if_error
 from busllm.plan import TokenLogprobs
 from busllm.sampling import SamplingParams
 from busllm.stages.scheduler.engine_statistics import engine_statistics
+from busllm.stages.tokenizer import DetokenizeQuestion, TokenizeQuestion
 from busllm.telemetry.trace import TraceEvent, TraceLevel
 from busllm.testing.stack import Stack, StackConfig, request, running_stack
 from tests.docs.pages import ROOT, Table, code, read, sections, table
@@ -159,6 +161,16 @@ def verbs_in_code() -> set[str]:
 
 def test_every_verb_in_the_code_is_documented() -> None:
     assert {code(row["verb"]) for row in rows("Control verbs")} == verbs_in_code()
+
+
+@pytest.mark.parametrize(
+    ("verb", "question"),
+    [("traces", TracesQuestion), ("tokenize", TokenizeQuestion), ("detokenize", DetokenizeQuestion)],
+)
+def test_the_keys_of_a_question_are_documented(verb: str, question: type[msgspec.Struct]) -> None:
+    (text,) = {row["question"] for row in rows("Control verbs") if code(row["verb"]) == verb}
+    documented = set(re.findall(r'"(\w+)":', text))
+    assert documented == set(question.__struct_fields__)
 
 
 @pytest.mark.anyio
