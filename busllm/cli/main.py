@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import inspect
 import os
 import signal
 import sys
@@ -95,7 +96,7 @@ def exit_status(error: BusllmError) -> int:
 
 def _run(command: Command, words: list[str]) -> int:
     module = importlib.import_module(command.module)
-    parser = Parser(prog=f"busllm {command.name}", description=module.execute.__doc__)
+    parser = Parser(prog=f"busllm {command.name}", description=inspect.getdoc(module.execute))
     module.add_arguments(parser)
     arguments = parser.parse_args(words)
     try:
