@@ -111,7 +111,7 @@ class LiveRequest:
         self.choices = [Choice(number) for number in range(len(request.prompts) * request.n)]
         self.has_text = False
         self._unread: dict[int, None] = {}
-        self._num_unfinished = len(self.choices)
+        self.num_unfinished = len(self.choices)
         self._error: BusllmError | None = None
         self._ended = False
         self._wake = anyio.Event()
@@ -121,7 +121,7 @@ class LiveRequest:
     @property
     def is_done(self) -> bool:
         """Every choice has finished, or the request failed."""
-        return self._num_unfinished == 0 or self._error is not None
+        return self.num_unfinished == 0 or self._error is not None
 
     @property
     def error(self) -> BusllmError | None:
@@ -142,7 +142,7 @@ class LiveRequest:
     def finish(self, choice: Choice, reason: str, usage: Usage) -> None:
         """One choice has ended."""
         choice.finish(reason, usage)
-        self._num_unfinished -= 1
+        self.num_unfinished -= 1
         self.deliver(choice)
 
     def fail(self, error: BusllmError) -> None:
@@ -164,7 +164,7 @@ class LiveRequest:
             BusllmError: the request failed (said once).
         """
         while not self._unread and self._error is None:
-            if self._ended or self._num_unfinished == 0:
+            if self._ended or self.num_unfinished == 0:
                 raise StopAsyncIteration
             self._wake = anyio.Event()
             await self._wake.wait()
@@ -174,5 +174,5 @@ class LiveRequest:
             return deltas
         error, self._error, self._ended = self._error, None, True
         assert error is not None
-        self._num_unfinished = 0
+        self.num_unfinished = 0
         raise error

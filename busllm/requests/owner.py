@@ -169,6 +169,11 @@ class RequestOwner:
         """Requests that have not ended."""
         return len(self._lives)
 
+    @property
+    def num_open_sequences(self) -> int:
+        """Choices of these that have not ended."""
+        return sum(live.num_unfinished for live in self._lives.values())
+
     # ------------------------------------------------------------ for the behaviour around it
 
     def inboxes(self) -> Mapping[str, MessageHandler]:

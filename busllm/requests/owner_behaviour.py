@@ -66,7 +66,7 @@ class OwnerBehaviour:
 
     def statistics(self) -> dict[str, Any]:
         """See `Behaviour`."""
-        return {"requests": self.owner.num_open}
+        return {"requests": self.owner.num_open, "open_sequences": self.owner.num_open_sequences}
 
     async def drain(self) -> None:
         """See `Behaviour`: what is open may finish; the rest is told so."""

@@ -66,9 +66,6 @@ class Owner(Protocol):
         ...
 
     def peers(self) -> list[Announcement]:
-        """The instances that are known now, this one included, as they last announced themselves.
-
-        Raises:
-            Unavailable: this owner is not on the bus yet.
-        """
+        """The instances that are known now, this one included, as they last announced themselves; none while this
+        owner is not on the bus yet."""
         ...

@@ -16,9 +16,18 @@ from collections.abc import Mapping
 import anyio
 
 from busllm.actors.actor import Actor
-from busllm.errors import BusError, BusllmError, BusUnavailable, NoResponders, ResumeDeadlineExceeded, StageMissing
+from busllm.errors import (
+    BusError,
+    BusllmError,
+    BusUnavailable,
+    MalformedMessage,
+    NoResponders,
+    RemoteError,
+    ResumeDeadlineExceeded,
+    StageMissing,
+)
 from busllm.messages.codec import encode_json
-from busllm.messages.control import Probe, ProbeAnswer, ProbedSequence, probe_answer_decoder
+from busllm.messages.control import Probe, ProbeAnswer, ProbedSequence, probe_answer_decoder, raise_if_error
 from busllm.requests.live import LiveRequest, Phase
 from busllm.requests.sending import Sender
 
@@ -134,7 +143,12 @@ class Watch:
             return ProbeAnswer(instance, {})
         except BusError:
             return None  # a frozen holder is the directory's to judge, a lost bus the tick's
-        return probe_answer_decoder.decode(payload)
+        try:
+            raise_if_error(payload)
+            return probe_answer_decoder.decode(payload)
+        except (RemoteError, MalformedMessage) as error:
+            actor.log.warning("probe_not_answered", instance=instance, reason=error.message)
+            return None
 
     def _judge(self, live: LiveRequest, answers: dict[str, ProbeAnswer]) -> None:
         now = self._actor.clock.monotonic()

@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,14 +20,13 @@ import msgspec
 from busllm.actors.behaviour import Behaviour
 from busllm.actors.clock import Timings
 from busllm.actors.settings import ActorSettings
-from busllm.errors import ConfigError
 from busllm.messages.control import Versions
 from busllm.model_store.description import ModelDescription, describe
 from busllm.model_store.files import ModelFiles
 from busllm.model_store.resolve import resolve
 from busllm.requests.owner import RequestOwner
 from busllm.telemetry.trace import TraceLevel
-from busllm.topology.config import FrontendConfig, Topology, topology_hash
+from busllm.topology.config import Topology, topology_hash
 from busllm.topology.placement import StageId
 
 if TYPE_CHECKING:
@@ -71,6 +69,7 @@ class StageBuilder:
         Raises:
             ConfigError: the file of API keys cannot be used.
         """
+        from busllm.stages.frontend.auth import read_api_keys
         from busllm.stages.frontend.settings import FrontendSettings, HttpTimings, Tls
         from busllm.stages.frontend.stage import FrontendStage
 
@@ -81,7 +80,7 @@ class StageBuilder:
             vocab_size=model.vocab_size,
             has_chat_template=model.has_chat_template,
             created=int(time.time()),
-            api_keys=_read_api_keys(config),
+            api_keys=frozenset() if config.api_keys_file is None else read_api_keys(config.api_keys_file),
             cors_origins=config.cors_origins,
             max_body_bytes=config.max_body_bytes,
             drain_timeout_s=config.drain_timeout_s,
@@ -119,16 +118,3 @@ def _limited(model: ModelDescription, max_context_tokens: int | None) -> ModelDe
     if max_context_tokens is None:
         return model
     return msgspec.structs.replace(model, max_context_tokens=min(max_context_tokens, model.max_context_tokens))
-
-
-def _read_api_keys(config: FrontendConfig) -> frozenset[str]:
-    if config.api_keys_file is None:
-        return frozenset()
-    try:
-        lines = Path(config.api_keys_file).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{config.api_keys_file!r} cannot be read: {error}.", key="frontend.api_keys_file") from error
-    keys = frozenset(line.strip() for line in lines if line.strip())
-    if not keys:
-        raise ConfigError(f"{config.api_keys_file!r} has no key in it.", key="frontend.api_keys_file")
-    return keys

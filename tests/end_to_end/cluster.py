@@ -224,8 +224,9 @@ def what_is_open(counts: Counts) -> list[str]:
     """Counts that are not at their baseline; also those that are not announced."""
     zero = (
         "frontend_requests",
+        "frontend_open_sequences",
         "tokenizer_requests",
-        "detokenizer_sequences",
+        "detokenizer_open_sequences",
         "scheduler_sequences",
         "scheduler_running",
         "scheduler_waiting",

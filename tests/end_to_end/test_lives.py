@@ -220,11 +220,11 @@ async def test_stages_without_a_supervisor_drop_the_requests_of_a_killed_fronten
     frontend = cluster.start("stage", "frontend")
     cluster.wait_until_ready()
     watcher = await nats.connect(cluster.bus_url)
-    sequences: dict[str, float] = {}
+    sequences: dict[str, dict[str, float]] = {}
 
     async def hear(message: nats.aio.msg.Msg) -> None:
         announcement = json.loads(message.data)
-        sequences[announcement["kind"]] = announcement["statistics"].get("sequences", 0)
+        sequences[announcement["kind"]] = announcement["statistics"]
 
     await watcher.subscribe("busllm.local.stage.>", cb=hear)
     async with cluster.client() as client:
@@ -240,5 +240,6 @@ async def test_stages_without_a_supervisor_drop_the_requests_of_a_killed_fronten
     cluster.started.remove(frontend)
 
 
-async def holds(sequences: dict[str, float], number: int) -> bool:
-    return sequences.get("scheduler") == sequences.get("detokenizer") == number
+async def holds(sequences: dict[str, dict[str, float]], number: int) -> bool:
+    at_scheduler = sequences.get("scheduler", {}).get("sequences")
+    return at_scheduler == sequences.get("detokenizer", {}).get("open_sequences") == number

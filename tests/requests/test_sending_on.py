@@ -62,7 +62,7 @@ async def idle(stack: Stack) -> None:
         counts = {name: actor.announcement().statistics for name, actor in stack.actors.items()}
         return (
             counts["owner:0"]["requests"] == 0
-            and counts["detokenizer:0"]["sequences"] == 0
+            and counts["detokenizer:0"]["open_sequences"] == 0
             and counts["tokenizer:0"]["requests"] == 0
             and counts["scheduler:0"]["sequences"] == 0
             and counts["scheduler:0"]["running"] == counts["scheduler:0"]["waiting"] == 0

@@ -97,7 +97,7 @@ class DetokenizerStage:
 
     def statistics(self) -> dict[str, Any]:
         """See `Behaviour`."""
-        return {"sequences": len(self._open), "tokens": self._num_tokens, "finished": self._num_finished}
+        return {"open_sequences": len(self._open), "tokens": self._num_tokens, "finished": self._num_finished}
 
     async def drain(self) -> None:
         """See `Behaviour`: owners are asked to send on what is still open."""

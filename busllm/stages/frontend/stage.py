@@ -49,7 +49,7 @@ class FrontendStage(OwnerBehaviour):
 
     def statistics(self) -> dict[str, Any]:
         """See `Behaviour`."""
-        return {"requests": self.owner.num_open, "http_exchanges": len(self._app.running)}
+        return {**super().statistics(), "http_exchanges": len(self._app.running)}
 
     async def drain(self) -> None:
         """See `Behaviour`: the HTTP exchanges first, then the requests behind them."""

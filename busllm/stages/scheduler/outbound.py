@@ -13,6 +13,7 @@ from collections import Counter
 from busllm.actors.actor import Actor
 from busllm.bus.protocol import Message
 from busllm.engine.sequence import SequenceTokens
+from busllm.errors import MalformedMessage
 from busllm.messages.codec import encode
 from busllm.requests.routing import pick
 from busllm.stages.scheduler.detokenizer_link import DetokenizerLink
@@ -58,7 +59,11 @@ class Outbound:
                 actor.try_publish(actor.subjects.detokenize(link.detokenizer), encode(batch), reply)
 
     def acknowledged(self, message: Message) -> None:
-        """A detokenizer acknowledges batches, or nobody listens there any more."""
+        """A detokenizer acknowledges batches, or nobody listens there any more.
+
+        Raises:
+            MalformedMessage: the payload is no number.
+        """
         link = self._links.get(message.subject.rpartition(".")[2])
         if link is None:
             return
@@ -66,7 +71,7 @@ class Outbound:
             self._actor.directory.doubt(link.detokenizer)
             self.lose(link.detokenizer)
         else:
-            link.acknowledge(int(message.payload))
+            link.acknowledge(_batch_number(message.payload))
 
     def lose(self, detokenizer: str) -> None:
         """A detokenizer is gone: its sequences wait until their owners send them on."""
@@ -86,8 +91,8 @@ class Outbound:
                 ended.append(held)
         return ended
 
-    def bus_is_back(self) -> None:
-        """After a bus gap acknowledgements may be lost; holes show in the indexes."""
+    def acknowledgements_may_be_lost(self) -> None:
+        """After a bus gap or an overflow nobody waits for what may never come; holes show in the indexes."""
         for link in self._links.values():
             link.assume_all_acknowledged()
 
@@ -118,3 +123,10 @@ class Outbound:
 
     def _sequences_per_link(self) -> Counter[str]:
         return Counter(held.detokenizer for held in self._table if held.detokenizer is not None)
+
+
+def _batch_number(payload: bytes) -> int:
+    try:
+        return int(payload)
+    except ValueError as error:
+        raise MalformedMessage("An acknowledgement's payload is the number of a batch.") from error

@@ -19,9 +19,9 @@ from busllm.actors.directory import PeerChange, PeerNews
 from busllm.bus.protocol import BusEvent, Disconnected, Message, Overflow, PermissionRefused, Reconnected
 from busllm.engine.engine import Engine
 from busllm.engine.sequence import SequenceEvent, SequenceRequest, SequenceTokens, StepOutput
-from busllm.errors import BusError, BusllmError, Draining, EngineError, InvalidRequest
+from busllm.errors import BusError, BusllmError, Draining, EngineError, InvalidRequest, MalformedMessage, RemoteError
 from busllm.messages.codec import encode, encode_json, unpack_ids
-from busllm.messages.control import ProbeAnswer, live_answer_decoder, probe_decoder
+from busllm.messages.control import ProbeAnswer, live_answer_decoder, probe_decoder, raise_if_error
 from busllm.messages.parts import Joiner, Part
 from busllm.messages.to_everyone import decode_abort
 from busllm.messages.to_frontend import Taken, failed
@@ -237,9 +237,11 @@ class SchedulerStage:
             case Disconnected():
                 self._engine.pause(True)
             case Reconnected():
-                self._outbound.bus_is_back()
+                self._outbound.acknowledgements_may_be_lost()
                 self._actor.tasks.start_soon(self._resume)
-            case Overflow() | PermissionRefused():
+            case Overflow():
+                self._outbound.acknowledgements_may_be_lost()
+            case PermissionRefused():
                 pass
             case _:
                 assert_never(event)
@@ -256,13 +258,14 @@ class SchedulerStage:
 
     async def _drop_orphans(self, frontend: str) -> None:
         actor = self._actor
-        subject = actor.subjects.control(frontend, "live")
+        subject, timeout_s = actor.subjects.control(frontend, "live"), actor.settings.timings.probe_timeout_s
         try:
-            payload = await actor.connection.request(subject, b"", timeout_s=actor.settings.timings.probe_timeout_s)
-        except BusError as error:
+            payload = await actor.connection.request(subject, b"", timeout_s=timeout_s)
+            raise_if_error(payload)
+            live = dict(live_answer_decoder.decode(payload).live)
+        except (BusError, RemoteError, MalformedMessage) as error:
             actor.log.info("owner_not_asked", frontend=frontend, reason=error.message)
             return  # when it stays silent the directory calls it gone
-        live = dict(live_answer_decoder.decode(payload).live)
         for uid in self._table.of_owner(frontend):
             if uid not in live:
                 self._drop(uid, None)
@@ -281,8 +284,6 @@ class SchedulerStage:
             case PeerNews.READY | PeerNews.RECOVERED if change.peer.kind == "detokenizer":
                 for held in self._outbound.send_backlogs():
                     self._remove(held, finished=True)
-            case _:
-                return
         self._flush()
 
     # ------------------------------------------------------------ control
@@ -291,8 +292,8 @@ class SchedulerStage:
         """Answers `probe` and `reset_cache`."""
         match verb:
             case "probe":
-                sequences = {uid: self._table.probed(uid) for uid in probe_decoder.decode(question).uids}
-                known = {uid: probed for uid, probed in sequences.items() if probed}
+                uids = probe_decoder.decode(question).uids
+                known = {uid: probed for uid in uids if (probed := self._table.probed(uid))}
                 return encode_json(ProbeAnswer(self._actor.instance, known))
             case "reset_cache":
                 return encode_json({"freed_pages": await self._engine.reset_cache()})
