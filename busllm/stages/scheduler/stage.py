@@ -292,8 +292,7 @@ class SchedulerStage:
         """Answers `probe` and `reset_cache`."""
         match verb:
             case "probe":
-                uids = probe_decoder.decode(question).uids
-                known = {uid: probed for uid in uids if (probed := self._table.probed(uid))}
+                known = {uid: it for uid in probe_decoder.decode(question).uids if (it := self._table.probed(uid))}
                 return encode_json(ProbeAnswer(self._actor.instance, known))
             case "reset_cache":
                 return encode_json({"freed_pages": await self._engine.reset_cache()})
