@@ -72,7 +72,7 @@ class NatsSession:
         self._max_outgoing_bytes = options.bounds.max_outgoing_bytes
         self._transport = WireTransport(options.must_encrypt)
         self._client = WireClient(self._transport, owner.on_message)
-        self._is_open = False
+        self._is_dialling = True
         self._lost_reason: str | None = None
         self._waiting: set[anyio.Event] = set()
         self._subscribing: list[_Pending] = []
@@ -112,13 +112,14 @@ class NatsSession:
                     tls_handshake_first=tls.handshake_first if tls else False,
                 )
             )
-            self._is_open = self._client.is_connected
         except (OSError, ValueError, nats.errors.Error) as error:
             raise self._translated(error) from error
         finally:
-            if not self._is_open:
+            self._is_dialling = False
+            if not self._client.is_connected:
                 self._transport.close()
-        if not self._is_open:
+        if not self._client.is_connected:  # nats-py takes the end of the stream for the end of the handshake
+            await self._client.close()
             raise Unreachable("the server closed the connection before it was established")
 
     def _translated(self, error: Exception) -> BusDown | BusPermissionDenied:
@@ -203,7 +204,7 @@ class NatsSession:
 
     async def _on_error(self, error: Exception) -> None:
         """nats-py's error callback."""
-        if not self._is_open:
+        if self._is_dialling:
             raise error  # else nats-py would go on trying in a loop of its own, without a pause
         text = _plain(error)
         refused = _REFUSED_SUBSCRIPTION.search(text)

@@ -189,6 +189,9 @@ class BusConformance:
         publisher.publish("g17.ended", b"late")
         publisher.publish("g17.kept", b"")
         assert [message.subject for message in await receive_messages(receiver, 1)] == ["g17.kept"]
+        await receiver.flush()
+        with pytest.raises(NoResponders):
+            await publisher.request("g17.ended", b"", timeout_s=PATIENCE_S)
 
     async def test_g18_a_request_returns_the_first_reply(self, harness: Connecting) -> None:
         client, server = await harness.connect(), await harness.connect()
@@ -219,8 +222,10 @@ class BusConformance:
         self, harness: Connecting
     ) -> None:
         publisher, other = await harness.connect(), await harness.connect()
-        subscription = await publisher.subscribe("g19.reply.*")
         await other.subscribe("g19.reply.*")
+        publisher.publish("g19.nobody", b"work", reply="g19.reply.0")
+        await publisher.subscribe("g19.unused")
+        subscription = await publisher.subscribe("g19.reply.*")
         publisher.publish("g19.nobody", b"work", reply="g19.reply.1")
         expected = Message("g19.reply.1", b"", None, subscription.number, no_responders=True)
         assert await receive_messages(publisher, 1) == [expected]

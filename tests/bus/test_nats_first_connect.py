@@ -133,6 +133,25 @@ async def test_a_port_of_something_else_is_said_to_be_no_nats_server(greeting: b
     assert logs[0]["cause"]
 
 
+async def test_attempts_that_fail_in_the_handshake_leave_no_task_and_no_log_line_of_nats_py_behind(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    attempts = Attempts()
+
+    async def close_after_connect(stream: anyio.abc.SocketStream) -> None:
+        attempts.count()
+        async with stream:
+            await stream.send(b'INFO {"max_payload":4096}\r\n')
+            await stream.receive()
+
+    num_before = len(anyio.get_running_tasks())
+    async with listener_of(close_after_connect) as url:
+        await connect_until(NatsOptions(urls=(url,), retry=QUICK_RETRY), attempts, 5)
+    await anyio.wait_all_tasks_blocked()
+    assert len(anyio.get_running_tasks()) == num_before
+    assert caplog.records == []
+
+
 async def test_a_server_that_starts_later_is_found(tmp_path: Path) -> None:
     server = EmbeddedNatsServer(NatsServerOptions(runtime_dir=tmp_path))
     await server.start()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
+from busllm_bus_unix.bus import UnixBus
+
 from busllm.bus.connect import BusOptions
 from busllm.errors import ConfigError
-from busllm_bus_unix.bus import UnixBus
 
 
 def make_bus(options: BusOptions) -> UnixBus:

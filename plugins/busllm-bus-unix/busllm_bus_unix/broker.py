@@ -16,11 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-
-from busllm.bus.memory import DEFAULT_MAX_PAYLOAD_BYTES, MemoryBus, MemoryConnection
-from busllm.bus.protocol import Message
-from busllm.bus.queue import QueueBounds
-from busllm.errors import BusError
 from busllm_bus_unix.frames import (
     Deliver,
     FrameReader,
@@ -34,6 +29,11 @@ from busllm_bus_unix.frames import (
     Unsubscribe,
     encode,
 )
+
+from busllm.bus.memory import DEFAULT_MAX_PAYLOAD_BYTES, MemoryBus, MemoryConnection
+from busllm.bus.protocol import Message
+from busllm.bus.queue import QueueBounds
+from busllm.errors import BusError
 
 MAX_WAITING_BYTES = 64 * 2**20  # for one client that does not read
 

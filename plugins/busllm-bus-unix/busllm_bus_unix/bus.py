@@ -11,6 +11,8 @@ import time
 
 import anyio
 import anyio.lowlevel
+from busllm_bus_unix.frames import Deliver, Refused
+from busllm_bus_unix.link import Link
 
 from busllm.bus.inbox import Inbox
 from busllm.bus.matching import check_pattern, check_subject
@@ -19,8 +21,6 @@ from busllm.bus.queue import IncomingQueue, QueueBounds
 from busllm.bus.retry import RetryPace, RetryTimings
 from busllm.errors import BusDown, BusPermissionDenied, PayloadTooLarge
 from busllm.telemetry.logging import get_logger
-from busllm_bus_unix.frames import Deliver, Refused
-from busllm_bus_unix.link import Link
 
 _INBOX_NUMBER = 0
 _PING_INTERVAL_S = 1.0

@@ -12,9 +12,6 @@ from typing import Protocol, assert_never
 
 import anyio
 import msgspec
-
-from busllm.bus.protocol import Subscription
-from busllm.errors import BusCongested, BusDown
 from busllm_bus_unix.frames import (
     Deliver,
     FrameReader,
@@ -28,6 +25,9 @@ from busllm_bus_unix.frames import (
     Unsubscribe,
     encode,
 )
+
+from busllm.bus.protocol import Subscription
+from busllm.errors import BusCongested, BusDown
 
 _OPEN_TIMEOUT_S = 2.0
 _MAX_UNANSWERED_PINGS = 2
