@@ -101,11 +101,13 @@ class SampledRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
         slot: which sequence.
         token_ids: the new tokens, in order.
         logprobs: one per new token when the request asked for them, else empty.
+        failure: why the sequence cannot go on, in words for its client; its tokens mean nothing then.
     """
 
     slot: int
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
+    failure: str | None = None
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):

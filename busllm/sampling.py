@@ -1,12 +1,13 @@
 """Sampling parameters: what a request may ask of the sampler, and the ranges that are allowed.
 
-Owns: the one `SamplingParams` used by the HTTP frontend, the messages, the engine and `busllm.LLM`; its range checks;
-the seed of each choice.
+Owns: the one `SamplingParams` used by the HTTP frontend, the messages, the engine and `busllm.LLM`, with the `Grammar`
+that an answer may have to follow; its range checks; the seed of each choice.
 Does not know: HTTP field names of any particular endpoint, tensors (the definition is computed in `engine/sampler.py`).
 """
 
 from __future__ import annotations
 
+import enum
 import math
 
 import msgspec
@@ -16,6 +17,30 @@ from busllm.errors import InvalidRequest
 MAX_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
 _MASK = 2**64 - 1
+
+
+class GrammarKind(enum.Enum):
+    """How the text of a grammar is to be read."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"
+    LARK = "lark"
+
+
+class Grammar(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What an answer must look like; compiled by `busllm/grammar/`.
+
+    Attributes:
+        kind: the notation.
+        text: a JSON schema; a regular expression that the whole answer matches; a JSON list of the texts that are
+            allowed; or a context-free grammar in the notation of Lark.
+        param: name of the request's field that it came in, for errors.
+    """
+
+    kind: GrammarKind
+    text: str
+    param: str = "grammar"
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -40,6 +65,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
         logprobs: None = none; k = the chosen token's log probability and the k most likely (before any filter).
         prompt_logprobs: the same for each token of the prompt.
         skip_special_tokens: special tokens do not appear in the text.
+        grammar: what the answer must look like; None = anything. It goes before all other settings: an answer that is
+            complete ends, even before `min_tokens` and with `ignore_eos`.
     """
 
     temperature: float = 1.0
@@ -59,6 +86,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    grammar: Grammar | None = None
 
 
 def _check_number(name: str, value: float, low: float, high: float) -> None:

@@ -19,7 +19,7 @@ from busllm.errors import RemoteError
 from busllm.messages.control import raise_if_error
 from busllm.plan import TokenLogprobs
 from busllm.requests.owner import RequestOwner
-from busllm.sampling import SamplingParams
+from busllm.sampling import Grammar, SamplingParams
 from busllm.stages.frontend.settings import FrontendSettings
 from busllm.stages.frontend.stage import FrontendStage
 from busllm.stages.scheduler.engine_statistics import engine_statistics
@@ -38,7 +38,7 @@ SCHEDULER_FILES = ("busllm/engine", "busllm/stages/scheduler")
 def message_types() -> dict[str, type[msgspec.Struct]]:
     """Every Struct of `busllm/messages`, and those of other files that travel inside them."""
     found: dict[str, type[msgspec.Struct]] = {
-        type_.__name__: type_ for type_ in (TokenLogprobs, SamplingParams, TraceEvent)
+        type_.__name__: type_ for type_ in (TokenLogprobs, SamplingParams, Grammar, TraceEvent)
     }
     for info in pkgutil.iter_modules(messages.__path__, "busllm.messages."):
         module = importlib.import_module(info.name)

@@ -10,7 +10,7 @@ import pytest
 
 from busllm.errors import MalformedMessage
 from busllm.messages.codec import encode, encode_json
-from tests.messages.examples import EXAMPLES, GOLDEN, IN_JSON
+from tests.messages.examples import BEFORE_GRAMMARS, EXAMPLES, GOLDEN, IN_JSON
 
 
 def golden_bytes(name: str) -> bytes:
@@ -25,6 +25,13 @@ def encoded(name: str, message: Any) -> bytes:
 def test_old_bytes_decode_with_todays_type(name: str) -> None:
     message, decoder = EXAMPLES[name]
     assert decoder.decode(golden_bytes(name)) == message
+
+
+@pytest.mark.parametrize("name", BEFORE_GRAMMARS)
+def test_bytes_from_before_grammars_decode_without_one(name: str) -> None:
+    message, decoder = EXAMPLES[name]
+    read = decoder.decode(bytes.fromhex(BEFORE_GRAMMARS[name]))
+    assert read == msgspec.structs.replace(message, params=msgspec.structs.replace(message.params, grammar=None))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
