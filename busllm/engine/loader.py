@@ -17,7 +17,8 @@ import torch
 from busllm.engine.attention.choose import AUTO, attention_factory
 from busllm.engine.model_runner import ModelRunner
 from busllm.engine.models.build import build_decoder
-from busllm.engine.models.config import ModelConfig, read_config
+from busllm.engine.models.config import read_config
+from busllm.engine.models.protocol import CausalModelConfig
 from busllm.engine.runner import ModelInfo
 from busllm.errors import ModelError
 from busllm.model_store.description import describe
@@ -156,11 +157,11 @@ def _choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return _DTYPES[name]
 
 
-def _model_info(files: ModelFiles, shape: ModelConfig, dtype: torch.dtype) -> ModelInfo:
-    description = describe(files)
+def _model_info(files: ModelFiles, config: CausalModelConfig, dtype: torch.dtype) -> ModelInfo:
+    description, shape = describe(files), config.attention_shape
     return ModelInfo(
-        name=shape.architecture,
-        vocab_size=shape.vocab_size,
+        name=config.architecture,
+        vocab_size=config.vocab_size,
         max_context_tokens=description.max_context_tokens,
         eos_token_ids=description.eos_token_ids,
         kv_bytes_per_token=2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * dtype.itemsize,

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from busllm.engine.attention.protocol import Attention, AttentionConfig, AttentionFactory
+from busllm.engine.attention.protocol import Attention, AttentionFactory
 from busllm.engine.batch import RaggedBatch, SlotPages, input_tokens, make_batch
 from busllm.engine.host_copy import StepMark, copy_to_host
 from busllm.engine.kv_cache import KVShape
 from busllm.engine.logprobs import PendingLogprobs, token_logprobs
-from busllm.engine.models.decoder import Decoder
+from busllm.engine.models.protocol import CausalModel, attention_config
 from busllm.engine.runner import ModelInfo
 from busllm.engine.sampler import Sampled, sample
 from busllm.engine.slot_states import SlotShape, SlotStates
@@ -58,7 +58,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: CausalModel,
         model: ModelInfo,
         *,
         device: torch.device,
@@ -88,12 +88,12 @@ class ModelRunner:
         """Makes the KV cache, page tables and sampler state; a second call begins anew."""
         self._launched.clear()
         self._last_sampled.clear()
-        config = self._decoder.config
+        shape = self._decoder.config.attention_shape
         max_context_tokens = min(max_context_tokens, self._model.max_context_tokens)
         kv = KVShape(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
+            num_layers=shape.num_layers,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
             num_pages=num_pages,
             page_tokens=page_tokens,
             dtype=self._dtype,
@@ -102,14 +102,12 @@ class ModelRunner:
         slots = SlotShape(
             max_running=max_running,
             max_context_tokens=max_context_tokens,
-            vocab_size=config.vocab_size,
+            vocab_size=self._decoder.config.vocab_size,
             eos_token_ids=self._model.eos_token_ids,
             device=self._device,
         )
         self._allocated = _Allocated(
-            attention=self._attention(
-                AttentionConfig(config.num_heads, config.head_dim**-0.5, config.layer_windows, kv)
-            ),
+            attention=self._attention(attention_config(shape, kv)),
             tables=SlotPages(
                 max_running=max_running,
                 max_context_tokens=max_context_tokens,

@@ -29,7 +29,7 @@ class ModelDescription(msgspec.Struct, frozen=True):
 
     Attributes:
         name: the name under which it is served.
-        max_context_tokens: prompt and answer together.
+        max_context_tokens: prompt and answer together, where positions are rotated alike for all lengths.
         vocab_size: number of logits (the tokenizer's vocabulary may be smaller).
         eos_token_ids: every token that ends a turn.
         has_chat_template: whether chats can be served.
@@ -65,7 +65,7 @@ def describe(files: ModelFiles) -> ModelDescription:
     generation = read_json(files.generation_config) if files.generation_config else {}
     return ModelDescription(
         name=files.name,
-        max_context_tokens=_positive(config, "max_position_embeddings", files.config, also=("n_positions", "n_ctx")),
+        max_context_tokens=_max_context_tokens(config, files.config),
         vocab_size=_positive(config, "vocab_size", files.config),
         eos_token_ids=_token_ids(generation.get("eos_token_id"), config.get("eos_token_id")),
         has_chat_template=_has_chat_template(files),
@@ -93,6 +93,19 @@ def fingerprint(files: ModelFiles) -> str:
         with path.open("rb") as file:
             digest.update(path.stat().st_size.to_bytes(8, "little") + file.read(_HEAD_BYTES))
     return digest.hexdigest()[:32]
+
+
+def _max_context_tokens(config: dict[str, Any], path: Path) -> int:
+    """What the model declares; with LongRoPE only what it was pre-trained with.
+
+    Beyond that the whole sequence is rotated by other factors, also the keys that are in the cache already.
+    """
+    declared = _positive(config, "max_position_embeddings", path, also=("n_positions", "n_ctx"))
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type")) not in ("longrope", "su"):
+        return declared
+    key = "original_max_position_embeddings"
+    return min(declared, config.get(key) or rope.get(key) or declared)
 
 
 def _positive(config: dict[str, Any], key: str, path: Path, also: tuple[str, ...] = ()) -> int:

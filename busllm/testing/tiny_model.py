@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-TINY_ARCHITECTURES = ("llama", "llama3-rope", "yarn-rope", "mistral", "qwen2", "qwen3")
+TINY_ARCHITECTURES = ("llama", "llama3-rope", "yarn-rope", "mistral", "qwen2", "qwen3", "qwen3-moe")
 STANDARD_DEVIATION = 0.15
 VOCAB_SIZE = 320  # 256 bytes, four special tokens, and logits that have no token
 
@@ -100,6 +100,10 @@ def _random_model(architecture: str, overrides: dict[str, Any]) -> Any:
             return hf.Qwen2ForCausalLM(hf.Qwen2Config(**(_SHAPE | overrides)))
         case "qwen3":
             return hf.Qwen3ForCausalLM(hf.Qwen3Config(**(_SHAPE | {"head_dim": 16} | overrides)))
+        case "qwen3-moe":
+            experts = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "norm_topk_prob": True}
+            settings = _SHAPE | {"head_dim": 16, "mlp_only_layers": [1]} | experts
+            return hf.Qwen3MoeForCausalLM(hf.Qwen3MoeConfig(**(settings | overrides)))
         case _:
             raise ValueError(f"{architecture!r} is none of {', '.join(TINY_ARCHITECTURES)}")
 

@@ -56,22 +56,6 @@ def test_greedy_tokens_and_log_probabilities_are_those_of_transformers(tmp_path:
         assert_matches(reference, sequence, 1e-4)
 
 
-@pytest.mark.parametrize("overrides", [{"attention_bias": True, "mlp_bias": True}, {"head_dim": 20}])
-def test_llama_variants_are_those_of_transformers(tmp_path: Path, overrides: dict[str, object]) -> None:
-    directory = write_tiny_model(tmp_path / "llama", "llama", **overrides)
-    reference = load_reference(directory)
-    for sequence in driver(directory).run(*(DrivenSequence(prompt, greedy()) for prompt in PROMPTS)):
-        assert_matches(reference, sequence, 1e-4)
-
-
-def test_qwen_layers_with_and_without_a_window_are_those_of_transformers(tmp_path: Path) -> None:
-    settings = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
-    directory = write_tiny_model(tmp_path / "qwen3", "qwen3", **settings)
-    reference = load_reference(directory)
-    for sequence in driver(directory).run(*(DrivenSequence(prompt, greedy()) for prompt in PROMPTS)):
-        assert_matches(reference, sequence, 1e-4)
-
-
 def test_the_default_model_answers_20_prompts_as_transformers_does(
     default_files: ModelFiles, default_runner: ModelRunner
 ) -> None:

@@ -25,12 +25,19 @@ class AttentionConfig(msgspec.Struct, frozen=True):
         scale: multiplies the scores.
         layer_windows: per layer, how many positions (its own included) a token sees; None = all.
         kv: sizes, dtype and device of the KV cache.
+        soft_cap: scaled scores s become soft_cap * tanh(s / soft_cap) before the mask; None = they stay.
+        layer_sinks: per layer, float32 (num_heads,) on the device: a score that takes part in the softmax and carries
+            no value; None = no layer has them.
+
+    A backend that cannot do one of the last two refuses it with a `ModelError` when it is made.
     """
 
     num_heads: int
     scale: float
     layer_windows: tuple[int | None, ...]
     kv: KVShape
+    soft_cap: float | None = None
+    layer_sinks: tuple[torch.Tensor, ...] | None = None
 
 
 class Attention(Protocol):

@@ -152,7 +152,7 @@ class TorchAttention:
         )
         by_head = queries.float().reshape(by_query).transpose(1, 2)  # (rows, kv_heads, queries, shared, head_dim)
         flat = by_head.reshape(group.num_rows * kv.num_kv_heads, group.num_queries * shared, kv.head_dim)
-        sums = _RunningSoftmax(_pad_rows(flat * self._config.scale))
+        sums = _RunningSoftmax(_pad_rows(flat * self._config.scale), self._config.soft_cap, self._sinks(layer, group))
         for block in group.blocks[self._config.layer_windows[layer]]:
             keys, values = self._cache.gather(layer, block.pages)  # (rows, size, kv_heads, head_dim)
             if block.ended is not None:
@@ -161,18 +161,31 @@ class TorchAttention:
         out = sums.result()[:, : group.num_queries * shared].reshape(by_head.shape)
         return out.transpose(1, 2).reshape(queries.shape).to(queries.dtype)
 
+    def _sinks(self, layer: int, group: _Group) -> torch.Tensor | None:
+        """Each query row's sink: float32 (rows * kv_heads, query rows, 1), padded like the queries."""
+        if self._config.layer_sinks is None:
+            return None
+        by_kv_head = self._config.layer_sinks[layer].view(self._config.kv.num_kv_heads, 1, self._num_shared)
+        per_query_row = by_kv_head.expand(-1, group.num_queries, -1).reshape(self._config.kv.num_kv_heads, -1, 1)
+        return _pad_rows(per_query_row).repeat(group.num_rows, 1, 1)
+
 
 class _RunningSoftmax:
     """softmax(queries · keysᵀ) · values, block by block."""
 
-    def __init__(self, queries: torch.Tensor) -> None:
-        """Takes scaled float32 queries (num_groups, num_query_rows, head_dim)."""
+    def __init__(self, queries: torch.Tensor, soft_cap: float | None, sinks: torch.Tensor | None) -> None:
+        """Takes float32: scaled queries (num_groups, num_query_rows, head_dim), sinks (…, 1)."""
         self._queries = queries
+        self._soft_cap = soft_cap
         self._sums: _Sums | None = None
+        if sinks is not None:  # as if a block came first with one key, of that score, whose value is 0
+            self._sums = _Sums(sinks, torch.ones_like(sinks), torch.zeros_like(queries))
 
     def add(self, keys: torch.Tensor, values: torch.Tensor, hidden: torch.Tensor | None) -> None:
         """Adds a block: keys and values (num_groups, size, head_dim), hidden (num_groups, num_query_rows, size)."""
         scores = torch.bmm(self._queries, keys.transpose(1, 2))  # (num_groups, num_query_rows, size)
+        if self._soft_cap is not None:
+            scores.div_(self._soft_cap).tanh_().mul_(self._soft_cap)
         if hidden is not None:
             scores.masked_fill_(hidden, -torch.inf)
         # Finite even when the whole block is hidden from a query: -inf minus -inf would be NaN.

@@ -15,6 +15,7 @@ import torch
 from busllm.engine.models.rope_config import (
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     RopeConfig,
     YarnScaling,
 )
@@ -24,7 +25,7 @@ class Rope:
     """Rotates queries and keys by their positions."""
 
     def __init__(self, config: RopeConfig, device: torch.device) -> None:
-        self._attention_factor = config.scaling.attention_factor if isinstance(config.scaling, YarnScaling) else 1.0
+        self._attention_factor = attention_factor(config)
         self._frequencies = frequencies(config).to(device)
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,6 +59,17 @@ def rotate(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> 
     return rotated.to(states.dtype)
 
 
+def attention_factor(config: RopeConfig) -> float:
+    """What cosines and sines are multiplied by."""
+    match config.scaling:
+        case YarnScaling(attention_factor=factor) | LongRopeScaling(attention_factor=factor):
+            return factor
+        case LinearScaling() | Llama3Scaling() | None:
+            return 1.0
+        case _ as never:
+            assert_never(never)
+
+
 def frequencies(config: RopeConfig) -> torch.Tensor:
     """Angle per position of each pair of dimensions: float32 (head_dim / 2,)."""
     dims = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
@@ -71,6 +83,8 @@ def frequencies(config: RopeConfig) -> torch.Tensor:
             return _llama3(plain, scaling)
         case YarnScaling() as scaling:
             return _yarn(plain, config, scaling)
+        case LongRopeScaling(factors=factors):
+            return plain / torch.tensor(factors, dtype=torch.float32)
         case _ as never:
             assert_never(never)
 

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from busllm.engine.layers.embedding import Embedding
+from busllm.engine.layers.experts import MixtureOfExperts
 from busllm.engine.layers.feed_forward import FeedForward, GatedFeedForward
 from busllm.engine.layers.linear import Linear, make_linear
 from busllm.engine.layers.rms_norm import RmsNorm
@@ -45,7 +46,7 @@ def build_decoder(config: ModelConfig, weights: WeightReader) -> Decoder:
     """
     table = (config.vocab_size, config.hidden_size)
     embedding = weights.take("model.embed_tokens.weight", table)
-    layers = tuple(_layer(config, weights, f"model.layers.{index}.") for index in range(config.num_layers))
+    layers = tuple(_layer(config, weights, index) for index in range(config.num_layers))
     head = embedding if config.tie_word_embeddings else weights.take("lm_head.weight", table)
     return Decoder(
         config,
@@ -57,12 +58,15 @@ def build_decoder(config: ModelConfig, weights: WeightReader) -> Decoder:
     )
 
 
-def _layer(config: ModelConfig, weights: WeightReader, prefix: str) -> DecoderLayer:
+def _layer(config: ModelConfig, weights: WeightReader, index: int) -> DecoderLayer:
+    prefix = f"model.layers.{index}."
+    has_experts = config.experts is not None and index in config.experts.layers
+    feed_forward = _experts if has_experts else _dense
     return DecoderLayer(
         attention_norm=_norm(weights, prefix + "input_layernorm", config.hidden_size, config),
         attention=_attention(config, weights, prefix + "self_attn."),
         feed_forward_norm=_norm(weights, prefix + "post_attention_layernorm", config.hidden_size, config),
-        feed_forward=_feed_forward(config, weights, prefix + "mlp."),
+        feed_forward=feed_forward(config, weights, prefix + "mlp."),
     )
 
 
@@ -89,17 +93,29 @@ def _attention(config: ModelConfig, weights: WeightReader, prefix: str) -> Atten
     )
 
 
-def _feed_forward(config: ModelConfig, weights: WeightReader, prefix: str) -> FeedForward:
-    inwards = (config.intermediate_size, config.hidden_size)
-    return GatedFeedForward(
-        gate=_linear(weights, prefix + "gate_proj", inwards, config.mlp_bias),
-        up=_linear(weights, prefix + "up_proj", inwards, config.mlp_bias),
-        down=_linear(
-            weights,
-            prefix + "down_proj",
-            (config.hidden_size, config.intermediate_size),
-            config.mlp_bias,
+def _dense(config: ModelConfig, weights: WeightReader, prefix: str) -> FeedForward:
+    return _gated(config, weights, prefix, config.intermediate_size)
+
+
+def _experts(config: ModelConfig, weights: WeightReader, prefix: str) -> FeedForward:
+    experts = config.experts
+    assert experts is not None  # only layers that have experts come here
+    return MixtureOfExperts(
+        router=_linear(weights, prefix + "gate", (experts.num_experts, config.hidden_size), has_bias=False),
+        experts=tuple(
+            _gated(config, weights, f"{prefix}experts.{index}.", experts.intermediate_size)
+            for index in range(experts.num_experts)
         ),
+        experts_per_token=experts.experts_per_token,
+        normalizes=experts.normalizes,
+    )
+
+
+def _gated(config: ModelConfig, weights: WeightReader, prefix: str, size: int) -> GatedFeedForward:
+    return GatedFeedForward(
+        gate=_linear(weights, prefix + "gate_proj", (size, config.hidden_size), config.mlp_bias),
+        up=_linear(weights, prefix + "up_proj", (size, config.hidden_size), config.mlp_bias),
+        down=_linear(weights, prefix + "down_proj", (config.hidden_size, size), config.mlp_bias),
     )
 
 

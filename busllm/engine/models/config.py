@@ -13,8 +13,26 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from busllm.engine.models.protocol import AttentionShape
 from busllm.engine.models.rope_config import RopeConfig, read_rope
 from busllm.errors import ModelError
+
+
+class ExpertsConfig(msgspec.Struct, frozen=True):
+    """A mixture of experts.
+
+    Attributes:
+        layers: indices of the layers that have it.
+        num_experts, experts_per_token: how many there are, and how many of them a token goes through.
+        intermediate_size: width of each expert.
+        normalizes: the weights of a token's experts are scaled to sum to 1.
+    """
+
+    layers: frozenset[int]
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    normalizes: bool
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
@@ -32,6 +50,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
         qkv_bias, output_bias, mlp_bias: which linears have a bias.
         qk_norm: queries and keys are normalised per head before they are rotated.
         layer_windows: per layer, how many positions (its own included) a token sees; None = all.
+        experts: of the layers with a mixture of experts; None = every feed-forward layer is dense.
     """
 
     architecture: str
@@ -51,6 +70,19 @@ class ModelConfig(msgspec.Struct, frozen=True):
     mlp_bias: bool
     qk_norm: bool
     layer_windows: tuple[int | None, ...]
+    experts: ExpertsConfig | None = None
+
+    @property
+    def attention_shape(self) -> AttentionShape:
+        """For the attention backend and its KV cache."""
+        return AttentionShape(
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            scale=self.head_dim**-0.5,
+            layer_windows=self.layer_windows,
+        )
 
 
 class _Traits(NamedTuple):
@@ -62,6 +94,7 @@ class _Traits(NamedTuple):
     qk_norm: bool = False
     default_head_dim: int | None = None
     windows: Callable[[Mapping[str, Any], int], tuple[int | None, ...]] = lambda raw, num_layers: (None,) * num_layers
+    has_experts: bool = False
 
 
 def _mistral_windows(raw: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
@@ -75,6 +108,10 @@ def _qwen_windows(raw: Mapping[str, Any], num_layers: int) -> tuple[int | None, 
         first_windowed = raw.get("max_window_layers", 28)
         return tuple(window if layer >= first_windowed else None for layer in range(num_layers))
     return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+
+
+def _qwen_moe_windows(raw: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
+    return (raw.get("sliding_window", 4096) if raw.get("use_sliding_window", False) else None,) * num_layers
 
 
 def _llama(raw: Mapping[str, Any]) -> _Traits:
@@ -101,11 +138,17 @@ def _qwen3(raw: Mapping[str, Any]) -> _Traits:
     )
 
 
+def _qwen3_moe(raw: Mapping[str, Any]) -> _Traits:
+    bias = bool(raw.get("attention_bias", False))
+    return _Traits(qkv_bias=bias, output_bias=bias, qk_norm=True, windows=_qwen_moe_windows, has_experts=True)
+
+
 _ARCHITECTURES: Mapping[str, Callable[[Mapping[str, Any]], _Traits]] = {
     "LlamaForCausalLM": _llama,
     "MistralForCausalLM": _mistral,
     "Qwen2ForCausalLM": _qwen2,
     "Qwen3ForCausalLM": _qwen3,
+    "Qwen3MoeForCausalLM": _qwen3_moe,
 }
 SUPPORTED_ARCHITECTURES = tuple(_ARCHITECTURES)
 
@@ -154,6 +197,25 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
         mlp_bias=traits.mlp_bias,
         qk_norm=traits.qk_norm,
         layer_windows=windows,
+        experts=_experts(raw, num_layers) if traits.has_experts else None,
+    )
+
+
+def _experts(raw: Mapping[str, Any], num_layers: int) -> ExpertsConfig | None:
+    num_experts = raw.get("num_experts", raw.get("num_local_experts", 128))
+    step, dense = raw.get("decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
+    layers = frozenset(layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0)
+    if not num_experts or not layers:
+        return None
+    experts_per_token = _whole(raw, "num_experts_per_tok")
+    if experts_per_token > num_experts:
+        raise ModelError(f"config.json sends a token through {experts_per_token} of {num_experts} experts.")
+    return ExpertsConfig(
+        layers=layers,
+        num_experts=num_experts,
+        experts_per_token=experts_per_token,
+        intermediate_size=_whole(raw, "moe_intermediate_size"),
+        normalizes=bool(raw.get("norm_topk_prob", False)),
     )
 
 

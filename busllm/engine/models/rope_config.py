@@ -59,7 +59,22 @@ class YarnScaling(msgspec.Struct, frozen=True, tag="yarn"):
     truncate: bool
 
 
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
+class LongRopeScaling(msgspec.Struct, frozen=True, tag="longrope"):
+    """LongRoPE (arXiv:2402.13753) within the context of the pre-training: a factor per frequency, and a temperature.
+
+    Beyond that context the model has other factors, by which all earlier keys would have to be rotated again. So the
+    context that is served ends there (`model_store/description.py`).
+
+    Attributes:
+        factors: head_dim / 2 numbers that the frequencies are divided by.
+        attention_factor: multiplies cosines and sines.
+    """
+
+    factors: tuple[float, ...]
+    attention_factor: float
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
 
 
 class RopeConfig(msgspec.Struct, frozen=True):
@@ -87,10 +102,11 @@ def read_rope(raw: Mapping[str, Any], head_dim: int, max_context_tokens: int) ->
         raise ModelError("config.json rotates a part of each head (partial_rotary_factor); this decoder rotates all.")
     theta = float(settings.get("rope_theta", raw.get("rope_theta", 10000.0)))
     kind = settings.get("rope_type", settings.get("type", "default"))
-    original = int(settings.get("original_max_position_embeddings") or max_context_tokens)
+    original = _original_context_tokens(raw, settings, max_context_tokens)
     scaling: RopeScaling | None
     match kind:
-        case "default":
+        case "default" | "dynamic":
+            # Dynamic NTK scaling begins beyond max_position_embeddings, where the context that is served ends.
             scaling = None
         case "linear":
             scaling = LinearScaling(factor=float(settings["factor"]))
@@ -103,9 +119,31 @@ def read_rope(raw: Mapping[str, Any], head_dim: int, max_context_tokens: int) ->
             )
         case "yarn":
             scaling = _read_yarn(settings, original, max_context_tokens)
+        case "longrope" | "su":
+            scaling = _read_longrope(settings, head_dim, original, max_context_tokens)
         case _:
-            raise ModelError(f"rope scaling {kind!r} is not supported. Supported: default, linear, llama3, yarn.")
+            known = "default, dynamic, linear, llama3, longrope, yarn"
+            raise ModelError(f"rope scaling {kind!r} is not supported. Supported: {known}.")
     return RopeConfig(head_dim=head_dim, theta=theta, scaling=scaling)
+
+
+def _original_context_tokens(raw: Mapping[str, Any], settings: Mapping[str, Any], max_context_tokens: int) -> int:
+    """The context of the pre-training; older configurations have it beside the rotary settings."""
+    key = "original_max_position_embeddings"
+    return int(raw.get(key) or settings.get(key) or max_context_tokens)
+
+
+def _read_longrope(
+    settings: Mapping[str, Any], head_dim: int, original: int, max_context_tokens: int
+) -> LongRopeScaling:
+    factors = settings.get("short_factor")
+    if not isinstance(factors, list) or len(factors) != head_dim // 2:
+        raise ModelError(f"config.json needs {head_dim // 2} numbers in short_factor to scale its rope by longrope.")
+    attention = settings.get("attention_factor")
+    if attention is None:
+        factor = float(settings.get("factor") or max_context_tokens / original)
+        attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return LongRopeScaling(tuple(float(number) for number in factors), float(attention))
 
 
 def _read_yarn(settings: Mapping[str, Any], original: int, max_context_tokens: int) -> YarnScaling:
