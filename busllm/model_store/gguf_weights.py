@@ -15,11 +15,12 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from gguf.constants import GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from busllm.errors import ModelError
 from busllm.model_store.gguf_config import architecture, model_config
 from busllm.model_store.gguf_file import GgufFile, GgufTensor, dequantize
+from busllm.model_store.tensor_part import WHOLE, TensorPart
 
 _TOP_NAMES: Mapping[str, str] = MappingProxyType(
     {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -87,8 +88,18 @@ class GgufWeight:
         moved: np.ndarray[Any, np.dtype[np.uint8]] = values[self._row_order].reshape(rows.shape)
         return moved
 
-    def to_float32(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        return dequantize(self.raw, self._tensor.quantization).reshape(self.shape)
+    def to_float32(self, part: TensorPart = WHOLE) -> np.ndarray[Any, np.dtype[np.float32]]:
+        kind = self._tensor.quantization
+        if len(self.shape) != 2:
+            return dequantize(self.raw, kind).reshape(self.shape)[part.rows]
+        rows = self._tensor.raw[part.rows if self._row_order is None else self._row_order[part.rows]]
+        block_values, block_bytes = GGML_QUANT_SIZES[kind]
+        first, end, _ = part.columns.indices(self.shape[1])
+        first_block, end_block = first // block_values, -(-end // block_values)
+        # Blocks are decoded as wholes, so the values at both ends may be more than is wanted.
+        values = dequantize(rows[:, first_block * block_bytes : end_block * block_bytes], kind)
+        skipped = first_block * block_values
+        return values[:, first - skipped : end - skipped]
 
 
 def iter_gguf(path: Path) -> Iterator[tuple[str, GgufWeight]]:

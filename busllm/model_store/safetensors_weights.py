@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from busllm.errors import ModelError
+from busllm.model_store.tensor_part import WHOLE, TensorPart
 
 _FLOAT_FORMATS: Mapping[str, str] = MappingProxyType({"F32": "float32", "F16": "float16", "BF16": "bfloat16"})
 
@@ -54,18 +55,26 @@ class SafetensorsWeight:
         num_rows = prod(self._shape[:-1])
         return self._flat.reshape(num_rows, len(self._flat) // num_rows if num_rows else 0)
 
-    def to_float32(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def to_float32(self, part: TensorPart = WHOLE) -> np.ndarray[Any, np.dtype[np.float32]]:
         match self._dtype:
             case "F32":
-                return self._flat.view(np.float32).reshape(self._shape)
+                return self._stored(np.float32, part)
             case "F16":
-                return self._flat.view(np.float16).astype(np.float32).reshape(self._shape)
+                return self._stored(np.float16, part).astype(np.float32)
             case "BF16":
                 # A bfloat16 is the upper half of a float32.
-                halves = self._flat.view(np.uint16).astype(np.uint32)
-                return (halves << 16).view(np.float32).reshape(self._shape)
+                halves = self._stored(np.uint16, part).astype(np.uint32)
+                return (halves << 16).view(np.float32)
             case _:
                 raise ModelError(f"The tensor {self._name!r} is {self._dtype}; F32, F16 and BF16 can be read.")
+
+    def _stored(self, dtype: Any, part: TensorPart) -> np.ndarray[Any, Any]:
+        """A view of the mapped file."""
+        values: np.ndarray[Any, Any] = self._flat.view(dtype).reshape(self._shape)
+        if part == WHOLE:
+            return values
+        rows: np.ndarray[Any, Any] = values[part.rows]
+        return rows if len(self._shape) == 1 else np.ascontiguousarray(rows[..., part.columns])
 
 
 def iter_safetensors(paths: Sequence[Path]) -> Iterator[tuple[str, SafetensorsWeight]]:

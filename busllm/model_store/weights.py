@@ -14,6 +14,7 @@ import numpy as np
 
 from busllm.errors import ModelError
 from busllm.model_store.files import ModelFiles
+from busllm.model_store.tensor_part import WHOLE, TensorPart
 
 
 class WeightTensor(Protocol):
@@ -39,8 +40,8 @@ class WeightTensor(Protocol):
         """
         ...
 
-    def to_float32(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """The values, float32, of `shape`.
+    def to_float32(self, part: TensorPart = WHOLE) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The values, float32, of `shape`, or those of a part: no more of the file is decoded than holds it.
 
         Raises:
             ModelError: the number format cannot be decoded.

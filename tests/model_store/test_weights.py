@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from busllm.errors import ModelError
 from busllm.model_store.files import ModelFiles, scan_folder
 from busllm.model_store.gguf_weights import iter_gguf
+from busllm.model_store.tensor_part import TensorPart
 from busllm.model_store.weights import iter_tensors
 
 
@@ -102,6 +103,39 @@ def test_safetensors_values_are_exact_in_every_float_format(tmp_path: Path):
         assert weight.shape == tuple(saved[name].shape)
         assert np.array_equal(weight.to_float32(), saved[name].float().numpy())
     assert tensors["b"].raw.shape == (5, 16)
+
+
+PARTS = (
+    TensorPart(),
+    TensorPart(rows=slice(3, 7)),
+    TensorPart(columns=slice(8, 48)),  # begins and ends within a block
+    TensorPart(slice(0, 5), slice(32, 64)),
+)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("quantization", [GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0])
+def test_a_part_of_a_gguf_tensor_is_that_part_of_the_whole(write_gguf, part, quantization):
+    for name, weight in iter_gguf(write_gguf(quantization=quantization)):
+        assert_part(name, weight, part)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_of_a_safetensors_tensor_is_that_part_of_the_whole(tmp_path: Path, part):
+    values = torch.randn(16, 64)
+    save_file(
+        {"a": values, "b": values.bfloat16(), "c": values.half(), "d": values[0].bfloat16()}, tmp_path / "a.safetensors"
+    )
+    for name, weight in iter_tensors(scan_folder(tmp_path, "x")):
+        assert_part(name, weight, part)
+
+
+def assert_part(name, weight, part):
+    whole = weight.to_float32()
+    expected = whole[part.rows] if whole.ndim == 1 else whole[part.rows, part.columns]
+    values = weight.to_float32(part)
+    assert values.shape == part.shape_of(weight.shape), name
+    assert np.array_equal(values, expected), name
 
 
 def test_only_the_shards_that_the_index_lists_are_read(tmp_path: Path):
