@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from busllm.engine.slot_states import SlotStates
+from busllm.engine.staging import to_device
 
 IMPOSSIBLE = torch.finfo(torch.float32).min  # not -inf: a row with every token banned must not become NaN
 
@@ -39,8 +40,14 @@ def edit_logits(
         _penalise(logits, penalised, slots[penalised], positions[penalised], states)
     _add_biases(logits, slots, states)
     generated = positions - states.num_prompt_tokens[slots]
-    for row in np.flatnonzero(generated < states.min_tokens[slots]):
-        logits[row, list(states.ending_tokens(int(slots[row])))] = IMPOSSIBLE
+    banned = [
+        (row, token_id)
+        for row in np.flatnonzero(generated < states.min_tokens[slots])
+        for token_id in states.ending_tokens(int(slots[row]))
+    ]
+    if banned:
+        rows, token_ids = np.array(banned, dtype=np.int64).T
+        logits[to_device(rows, logits.device), to_device(token_ids, logits.device)] = IMPOSSIBLE
 
 
 def _penalise(
@@ -51,8 +58,8 @@ def _penalise(
     states: SlotStates,
 ) -> None:
     device = logits.device
-    on_device = torch.from_numpy(rows).to(device)
-    tokens = states.tokens[torch.from_numpy(slots).to(device), : int(positions.max())]  # (num_penalised, longest)
+    on_device = to_device(rows, device)
+    tokens = states.tokens[to_device(slots, device), : int(positions.max())]  # (num_penalised, longest)
     where = np.arange(tokens.shape[1])
     known = where < positions[:, None]
     generated = known & (where >= states.num_prompt_tokens[slots][:, None])
@@ -61,7 +68,7 @@ def _penalise(
     counts = _count(tokens, generated, logits)
 
     def column(values: npt.NDArray[np.float32]) -> torch.Tensor:
-        return torch.from_numpy(values[slots]).to(device)[:, None]
+        return to_device(values[slots], device)[:, None]
 
     values = logits[on_device]
     repetition = column(states.repetition)
@@ -73,7 +80,7 @@ def _penalise(
 
 def _count(tokens: torch.Tensor, counted: npt.NDArray[np.bool_], logits: torch.Tensor) -> torch.Tensor:
     """How often each token id stands in each row: float32 (num_rows, vocab_size)."""
-    ones = torch.from_numpy(counted).to(logits.device, torch.float32)
+    ones = to_device(counted, logits.device).to(torch.float32)
     return logits.new_zeros((tokens.shape[0], logits.shape[1])).scatter_add_(1, tokens, ones)
 
 
@@ -84,13 +91,6 @@ def _add_biases(logits: torch.Tensor, slots: npt.NDArray[np.int64], states: Slot
         for token_id, value in states.params(slot).logit_bias
     ]
     if biases:
-        rows, token_ids, values = zip(*biases, strict=True)
-        where = (
-            torch.tensor(rows, device=logits.device),
-            torch.tensor(token_ids, device=logits.device),
-        )
-        logits.index_put_(
-            where,
-            torch.tensor(values, dtype=logits.dtype, device=logits.device),
-            accumulate=True,
-        )
+        rows, token_ids, values = (np.array(part) for part in zip(*biases, strict=True))
+        where = to_device(rows, logits.device), to_device(token_ids, logits.device)
+        logits.index_put_(where, to_device(values.astype(np.float32), logits.device), accumulate=True)

@@ -19,6 +19,7 @@ from busllm.engine.logprobs import PendingLogprobs, token_logprobs
 from busllm.engine.penalties import IMPOSSIBLE, edit_logits
 from busllm.engine.rng import uniform
 from busllm.engine.slot_states import SlotStates
+from busllm.engine.staging import to_device
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,14 @@ def sample(
     logits.nan_to_num_(nan=IMPOSSIBLE, neginf=IMPOSSIBLE)
     asked = [states.params(slot).logprobs for slot in slots.tolist()]
     logprob_rows = tuple(row for row, num_top in enumerate(asked) if num_top is not None)
-    raw = logits[list(logprob_rows)] if logprob_rows else None  # a copy, before the edits
+    with_logprobs = to_device(np.array(logprob_rows, dtype=np.int64), logits.device)
+    raw = logits[with_logprobs] if logprob_rows else None  # a copy, before the edits
     edit_logits(logits, slots, positions, states)
     token_ids = _choose(logits, slots, positions, states)
     logprobs = None
     if raw is not None:
         num_top = [num_top for num_top in asked if num_top is not None]
-        logprobs = token_logprobs(raw, token_ids[list(logprob_rows)], num_top)
+        logprobs = token_logprobs(raw, token_ids[with_logprobs], num_top)
     return Sampled(token_ids, logprob_rows, logprobs)
 
 
@@ -73,7 +75,7 @@ def _choose(
     token_ids = logits.argmax(dim=-1)  # the first of equals
     drawn = np.flatnonzero(states.temperature[slots] > 0)
     if drawn.size:
-        rows, own = torch.from_numpy(drawn).to(logits.device), slots[drawn]
+        rows, own = to_device(drawn, logits.device), slots[drawn]
         settings = DrawSettings(
             temperature=states.temperature[own],
             top_k=states.top_k[own],

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import torch
 
+from busllm.engine.staging import to_device
 from busllm.errors import EngineError
 from busllm.plan import SlotOpened
 from busllm.sampling import SamplingParams
@@ -87,7 +88,7 @@ class SlotStates:
         self.seeds[slot] = opened.seed
         self.num_prompt_tokens[slot] = opened.num_prompt_tokens
         self.min_tokens[slot] = params.min_tokens
-        self.tokens[slot, : len(known)] = torch.from_numpy(known).to(self.shape.device)
+        self.tokens[slot, : len(known)] = to_device(known, self.shape.device)
 
     def close(self, slot: int) -> None:
         """The sequence leaves its slot.
