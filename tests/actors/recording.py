@@ -18,6 +18,7 @@ from busllm.bus.subjects import Subjects
 from busllm.errors import InvalidRequest
 from busllm.messages.codec import Decoder
 from busllm.messages.control import Announcement, Versions, announcement_decoder
+from busllm.testing.clock import settle
 
 SUBJECTS = Subjects("test")
 number_decoder: Decoder[int] = Decoder(int)
@@ -95,6 +96,6 @@ async def listening(bus: Bus, pattern: str) -> AsyncIterator[Connection]:
 
 async def announcements(connection: Connection) -> list[Announcement]:
     """What has arrived once nothing moves any more; at least one."""
-    await anyio.wait_all_tasks_blocked()
+    await settle()
     items = await connection.receive()
     return [announcement_decoder.decode(item.payload) for item in items if isinstance(item, Message)]

@@ -16,7 +16,7 @@ from busllm.bus.protocol import Disconnected, Reconnected
 from busllm.errors import NoResponders, RemoteError, Superseded
 from busllm.messages.codec import encode, encode_json
 from busllm.messages.control import Announcement, StageState, announcement_decoder, raise_if_error
-from busllm.testing.clock import EPOCH_S, ManualClock
+from busllm.testing.clock import EPOCH_S, ManualClock, settle
 from busllm.testing.faulty_bus import FaultyBus
 from tests.actors.recording import SUBJECTS, Recording, announcements, listening, make_actor
 
@@ -71,7 +71,7 @@ async def test_its_load_and_statistics_are_in_what_it_announces(clock: ManualClo
         behaviour.num_wakeups = 0
         for number in range(3):
             listener.publish(SUBJECTS.tokenize(actor.instance, "uid"), encode(number))
-        await anyio.wait_all_tasks_blocked()
+        await settle()
         assert behaviour.numbers == [0, 1, 2]
         assert behaviour.num_wakeups == 1, "all that is ready is one wake-up"
         listener.publish(SUBJECTS.discover(), b"")
@@ -85,7 +85,7 @@ async def test_work_before_ready_comes_back_to_its_sender(clock: ManualClock) ->
     actor = make_actor(behaviour, bus, clock)
     async with listening(bus, "unused") as sender, anyio.create_task_group() as tasks:
         tasks.start_soon(actor.run)
-        await anyio.wait_all_tasks_blocked()
+        await settle()
         with pytest.raises(NoResponders):
             await sender.request(SUBJECTS.tokenize(actor.instance, "uid"), encode(1), timeout_s=5.0)
         tasks.cancel_scope.cancel()
@@ -131,7 +131,7 @@ async def test_what_does_not_decode_is_answered_and_the_actor_goes_on(clock: Man
         assert malformed.value.code == "malformed_message"
         sender.publish(SUBJECTS.stage("tokenizer", "x"), b"nonsense")  # without a reply subject too
         sender.publish(work, encode(7))
-        await anyio.wait_all_tasks_blocked()
+        await settle()
         assert behaviour.numbers == [7]
         tasks.cancel_scope.cancel()
 
@@ -147,7 +147,7 @@ async def test_peers_are_told_to_the_behaviour_from_first_word_to_silence(clock:
             peers.start_soon(peer.run)
             await actor.ready.wait()
             await peer.ready.wait()
-            await anyio.wait_all_tasks_blocked()
+            await settle()
             assert [one.instance for one in actor.directory.usable("detokenizer")] == [peer.instance]
             await peer.connection.close()  # not a word more
             peers.cancel_scope.cancel()
@@ -167,7 +167,7 @@ async def test_who_is_cut_off_judges_nobody_until_it_has_heard_again(clock: Manu
         tasks.start_soon(peer.run)
         await actor.ready.wait()
         await peer.ready.wait()
-        await anyio.wait_all_tasks_blocked()
+        await settle()
         behaviour.changes.clear()
         bus.cut()
         await clock.advance(10 * TIMINGS.gone_s)
@@ -213,7 +213,7 @@ async def test_other_instances_do_not_end_it(clock: ManualClock, other: Announce
         tasks.start_soon(actor.run)
         await actor.ready.wait()
         somebody.publish(SUBJECTS.stage("tokenizer", "x"), encode_json(other))
-        await anyio.wait_all_tasks_blocked()
+        await settle()
         assert actor.connection.is_connected
         tasks.cancel_scope.cancel()
 
@@ -227,7 +227,7 @@ async def test_a_client_may_be_there_many_times(clock: ManualClock) -> None:
         tasks.start_soon(actor.run)
         await actor.ready.wait()
         somebody.publish(SUBJECTS.stage("tokenizer", "x"), encode_json(older("tokenizer-0-aaaaaaaa")))
-        await anyio.wait_all_tasks_blocked()
+        await settle()
         assert actor.connection.is_connected
         tasks.cancel_scope.cancel()
 

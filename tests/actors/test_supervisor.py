@@ -10,7 +10,7 @@ from busllm.actors.clock import Timings
 from busllm.actors.supervisor import ActorPlan, Supervisor
 from busllm.bus.memory import MemoryBus
 from busllm.errors import EngineError, Superseded
-from busllm.testing.clock import ManualClock
+from busllm.testing.clock import ManualClock, settle
 from tests.actors.recording import Recording, make_actor
 
 pytestmark = pytest.mark.anyio
@@ -56,7 +56,7 @@ async def test_a_failed_actor_is_started_again_under_a_new_name() -> None:
     supervisor = Supervisor((factory.plan(),), clock, TIMINGS)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(supervisor.run, stop)
-        await anyio.wait_all_tasks_blocked()
+        await settle()
         assert len(factory.made) == 1, "it waits before the next start"
         await clock.advance(LONG_S)
         assert len(factory.made) == 3
@@ -121,10 +121,10 @@ async def test_actors_are_drained_in_the_order_of_the_path() -> None:
     supervisor = Supervisor((first.plan(), second.plan()), clock, TIMINGS)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(supervisor.run, stop)
-        await anyio.wait_all_tasks_blocked()
+        await settle()
         (held,) = first.made
         held.may_end = anyio.Event()
         stop.set()
-        await anyio.wait_all_tasks_blocked()
+        await settle()
         assert second.made[0].actor.connection.is_connected, "the second serves while the first drains"
         held.may_end.set()

@@ -19,7 +19,7 @@ from busllm.bus.subjects import Subjects
 from busllm.messages.codec import Decoder, encode, encode_json
 from busllm.messages.control import Announcement, StageState
 from busllm.telemetry.trace import TraceLevel
-from busllm.testing.clock import ManualClock
+from busllm.testing.clock import ManualClock, settle
 
 SUBJECTS = Subjects("test")
 FRONTEND = "frontend-0-aaaaaaaa"
@@ -59,8 +59,12 @@ class Wire:
         """Waits until so many messages were published there."""
         with anyio.fail_after(PATIENCE_S):
             while len(self.said(prefix)) < number:
-                await self._more.wait()
+                await self.next_message()
         return self.said(prefix)
+
+    async def next_message(self) -> None:
+        """Waits until something more is said."""
+        await self._more.wait()
 
     async def replies(self, decoder: Decoder[Any], number: int, uid: str = "*") -> list[Any]:
         """Waits for so many replies to the frontend and decodes them."""
@@ -91,7 +95,7 @@ class Wire:
 
     async def settle(self) -> None:
         """Lets everything on the event loop happen that can."""
-        await anyio.wait_all_tasks_blocked()
+        await settle()
 
     async def until(self, condition: Any) -> None:
         """Waits for what another thread brings about."""

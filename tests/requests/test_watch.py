@@ -1,0 +1,204 @@
+"""Silence is asked about; what the answers mean; what is given up and when."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from busllm.actors.clock import Timings
+from busllm.errors import Lost, ResumeDeadlineExceeded
+from busllm.messages.codec import encode_json
+from busllm.messages.control import StageState, error_answer
+from busllm.messages.to_frontend import Taken
+from busllm.requests.live import LiveRequest
+from tests.requests.played import (
+    OTHER_SCHEDULER,
+    TOKENIZER,
+    Known,
+    Stages,
+    playing,
+    read,
+    request,
+)
+from tests.stages.wire import DETOKENIZER, SCHEDULER
+
+pytestmark = pytest.mark.anyio
+
+TIMINGS = Timings()
+
+
+@pytest.fixture
+async def stages() -> AsyncIterator[Stages]:
+    async with playing() as stages:
+        yield stages
+
+
+async def running_request(stages: Stages, text: str = "ab") -> LiveRequest:
+    live = stages.owner.submit(request())
+    await stages.until_running(live)
+    if text:
+        await stages.tell(live, Taken(live.uid, 1, "detokenizer", DETOKENIZER))
+        await stages.text(live, 0, text)
+    return live
+
+
+async def test_a_request_that_nobody_takes_goes_to_another_attempt(stages: Stages) -> None:
+    live = stages.owner.submit(request())
+    await stages.pass_time(TIMINGS.taken_s + 0.2)
+    assert [message.attempt for message in stages.tokenize(live)] == [1, 2]
+    assert stages.tokenize(live)[1].avoid == (TOKENIZER,)
+    assert stages.aborts(live) == [b"1"]
+
+
+async def test_one_that_speaks_is_not_asked_about(stages: Stages) -> None:
+    live = await running_request(stages)
+    for index in range(2, 8):
+        await stages.pass_time(0.5)
+        await stages.text(live, index, "x")
+    assert stages.probed == []
+
+
+async def test_a_silent_one_is_asked_about_at_all_who_hold_it(stages: Stages) -> None:
+    live = await running_request(stages)
+    stages.knows = {SCHEDULER: {live.uid: ((0, 1, "running", 2),)}, DETOKENIZER: {live.uid: ((0, 1, "running", 2),)}}
+    await stages.pass_time(TIMINGS.silence_s + 0.2)
+    assert set(stages.probed) == {(SCHEDULER, live.uid), (DETOKENIZER, live.uid)}
+
+
+@pytest.mark.parametrize(
+    ("at_scheduler", "at_detokenizer"),
+    [
+        (((0, 1, "running", 2),), ((0, 1, "running", 2),)),
+        (((0, 1, "running", 2),), ()),  # nothing new was made that it could have lost
+        (((0, 1, "waiting", 2),), ()),
+        (((0, 1, "running", 9),), ((0, 1, "running", 2),)),  # on the way, or a stop string may be beginning
+    ],
+    ids=["running", "nothing new", "waiting", "ahead"],
+)
+async def test_a_request_that_is_well_is_left_alone(
+    stages: Stages, at_scheduler: tuple[Known, ...], at_detokenizer: tuple[Known, ...]
+) -> None:
+    live = await running_request(stages)
+    stages.knows = {SCHEDULER: {live.uid: at_scheduler}, DETOKENIZER: {live.uid: at_detokenizer}}
+    await stages.pass_time(5.0)
+    assert live.attempt == 1
+    assert len(stages.probed) > 4, "it is asked about again and again"
+
+
+@pytest.mark.parametrize(
+    ("at_scheduler", "at_detokenizer"),
+    [
+        ((), ((0, 1, "running", 2),)),
+        (((0, 1, "finished", 9),), ()),
+        (((0, 1, "running", 9),), ()),
+        (((1, 1, "running", 2),), ((1, 1, "running", 2),)),
+    ],
+    ids=["unknown", "finished without us", "its text is made nowhere", "another choice"],
+)
+async def test_a_request_that_is_lost_is_sent_on_after_the_second_look(
+    stages: Stages, at_scheduler: tuple[Known, ...], at_detokenizer: tuple[Known, ...]
+) -> None:
+    live = await running_request(stages)
+    stages.knows = {SCHEDULER: {live.uid: at_scheduler}, DETOKENIZER: {live.uid: at_detokenizer}}
+    await stages.pass_time(TIMINGS.silence_s + 0.15)
+    assert live.attempt == 1, "once may be a message that is on its way"
+    await stages.pass_time(TIMINGS.strike_s + 0.2)
+    assert live.attempt == 2
+    assert [sent.attempt for _, sent in stages.generate(live)] == [2]
+
+
+async def test_a_word_between_two_looks_clears_it(stages: Stages) -> None:
+    live = await running_request(stages)
+    await stages.pass_time(TIMINGS.silence_s + 0.15)
+    await stages.text(live, 2, "c")
+    await stages.pass_time(TIMINGS.strike_s + 0.2)
+    assert live.attempt == 1
+
+
+async def test_an_error_for_an_answer_is_no_answer(stages: Stages) -> None:
+    live = await running_request(stages)
+
+    def refuse(message: object) -> None:
+        reply = message.reply  # type: ignore[attr-defined]
+        stages.probed.append(("", live.uid))
+        stages.wire.connection.publish(reply, error_answer(Lost("broken")))
+
+    stages.answer_probe = refuse  # type: ignore[method-assign]
+    await stages.pass_time(3.0)
+    assert len(stages.probed) > 2
+    stages.answer_probe = lambda message: stages.wire.connection.publish(  # type: ignore[method-assign]
+        message.reply, encode_json(7)
+    )
+    await stages.pass_time(2.0)
+    assert (live.attempt, live.is_done) == (1, False)
+
+
+async def test_a_holder_that_is_gone_is_left_at_once(stages: Stages) -> None:
+    stages.present.append(OTHER_SCHEDULER)
+    await stages.announce()
+    live = await running_request(stages)
+    await stages.wire.announce(SCHEDULER, StageState.GONE)
+    ((scheduler, sent),) = stages.generate(live)
+    assert (scheduler, sent.attempt) == (OTHER_SCHEDULER, 2)
+    await stages.wire.announce(DETOKENIZER, StageState.GONE)
+    assert live.attempt == 2, "the new scheduler has not chosen that detokenizer"
+
+
+async def test_a_suspect_is_left_only_when_there_is_another(stages: Stages) -> None:
+    live = await running_request(stages)
+    stages.knows = {DETOKENIZER: {live.uid: ((0, 1, "running", 2),)}, SCHEDULER: {live.uid: ((0, 1, "running", 2),)}}
+    stages.present.remove(SCHEDULER)
+    await stages.pass_time(TIMINGS.suspect_s + 1.0)
+    assert live.attempt == 1
+    assert live.uid in {uid for _, uid in stages.probed}
+
+
+async def test_a_suspect_is_left_for_another(stages: Stages) -> None:
+    stages.present.append(OTHER_SCHEDULER)
+    await stages.announce()
+    live = await running_request(stages)
+    stages.knows = {DETOKENIZER: {live.uid: ((0, 1, "running", 2),)}, SCHEDULER: {live.uid: ((0, 1, "running", 2),)}}
+    stages.present.remove(SCHEDULER)
+    await stages.pass_time(TIMINGS.suspect_s + 1.0)
+    assert [scheduler for scheduler, _ in stages.generate(live)][:1] == [OTHER_SCHEDULER]
+
+
+async def test_a_request_that_ends_whoever_holds_it_is_given_up(stages: Stages) -> None:
+    live = await running_request(stages)
+    for attempt in range(2, TIMINGS.max_holders_lost + 3):
+        await stages.wire.announce(SCHEDULER, StageState.GONE)
+        await stages.wire.announce(SCHEDULER)  # restarted
+        await stages.tell(live, Taken(live.uid, attempt, "scheduler", SCHEDULER))
+    with pytest.raises(Lost, match="in a row died"):
+        await read(live)
+    assert stages.owner.num_open == 0
+
+
+async def test_a_new_token_forgives_the_losses_before_it(stages: Stages) -> None:
+    live = await running_request(stages)
+    for attempt in range(2, 2 * TIMINGS.max_holders_lost):
+        await stages.wire.announce(SCHEDULER, StageState.GONE)
+        await stages.wire.announce(SCHEDULER)
+        await stages.tell(live, Taken(live.uid, attempt, "scheduler", SCHEDULER))
+        await stages.text(live, attempt, "x", attempt=attempt)
+    assert not live.is_done
+
+
+async def test_a_request_that_nobody_can_take_over_ends_in_time(stages: Stages) -> None:
+    live = await running_request(stages)
+    stages.present.remove(SCHEDULER)
+    await stages.wire.announce(SCHEDULER, StageState.GONE)
+    await stages.pass_time(2.0)
+    assert not live.is_done
+    await stages.wire.clock.advance(1.0)
+    stages.present.append(OTHER_SCHEDULER)
+    await stages.announce()
+    assert [scheduler for scheduler, _ in stages.generate(live)] == [OTHER_SCHEDULER]
+    await stages.wire.announce(OTHER_SCHEDULER, StageState.GONE)
+    live.trouble_since = stages.wire.clock.monotonic() - TIMINGS.resume_deadline_s
+    stages.present.remove(OTHER_SCHEDULER)
+    await stages.pass_time(0.5)
+    with pytest.raises(ResumeDeadlineExceeded):
+        await read(live)
+    assert stages.aborts(live)[-1] == b""
