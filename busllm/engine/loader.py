@@ -19,11 +19,13 @@ from busllm.engine.model_runner import ModelRunner
 from busllm.engine.models.build import build_decoder
 from busllm.engine.models.config import read_config
 from busllm.engine.models.protocol import CausalModelConfig
+from busllm.engine.parallel.group import Group
 from busllm.engine.runner import ModelInfo
 from busllm.errors import ModelError
 from busllm.model_store.description import describe
 from busllm.model_store.files import ModelFiles, read_json
 from busllm.model_store.resolve import resolve
+from busllm.model_store.tensor_part import WHOLE, TensorPart
 from busllm.model_store.weights import WeightTensor, iter_tensors
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -44,12 +46,13 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention: str = AUTO
 
 
-def load_runner(source: str | ModelFiles, config: LoadConfig | None = None) -> ModelRunner:
-    """Loads a model.
+def load_runner(source: str | ModelFiles, config: LoadConfig | None = None, group: Group | None = None) -> ModelRunner:
+    """Loads a model, or one rank's part of it.
 
     Args:
         source: what `model_store.resolve` takes, or files that it found.
         config: how; None = every default.
+        group: the ranks that the model is split among; need not be connected yet. None = it is not split.
 
     Raises:
         ModelError: the files are missing or damaged, the architecture is not supported, tensors are missing, unknown
@@ -65,9 +68,10 @@ def load_runner(source: str | ModelFiles, config: LoadConfig | None = None) -> M
     device = _choose_device(config.device)
     dtype = _choose_dtype(config.dtype, device)
     reader = TensorReader(dict(iter_tensors(files)), device, dtype)
-    decoder = build_decoder(shape, reader)
+    decoder = build_decoder(shape, reader, group)
     reader.finish(ignored=("lm_head.weight",) if shape.tie_word_embeddings else ())
-    return ModelRunner(decoder, _model_info(files, shape, dtype), device=device, dtype=dtype, attention=factory)
+    info = _model_info(files, decoder.config, dtype)
+    return ModelRunner(decoder, info, device=device, dtype=dtype, attention=factory, group=group)
 
 
 class TensorReader:
@@ -86,8 +90,11 @@ class TensorReader:
         """Where tensors are put."""
         return self._device
 
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Reads one tensor.
+    def take(self, name: str, shape: tuple[int, ...], part: TensorPart = WHOLE) -> torch.Tensor:
+        """Reads one tensor, or a part of it.
+
+        Args:
+            shape: of the whole tensor.
 
         Returns:
             The values in the reader's dtype on its device. Zeros when the tensor is missing or has another shape:
@@ -100,8 +107,8 @@ class TensorReader:
         elif tuple(tensor.shape) != shape:
             self._misshapen.append(f"{name} is {_format(tensor.shape)} and should be {_format(shape)}")
         else:
-            return torch.tensor(tensor.to_float32()).to(self._device, self._dtype)
-        return torch.zeros(shape, dtype=self._dtype, device=self._device)
+            return torch.tensor(tensor.to_float32(part)).to(self._device, self._dtype)
+        return torch.zeros(part.shape_of(shape), dtype=self._dtype, device=self._device)
 
     def finish(self, ignored: tuple[str, ...] = ()) -> None:
         """Checks that everything was there and everything was used.

@@ -18,8 +18,10 @@ from busllm.engine.host_copy import StepMark, copy_to_host
 from busllm.engine.kv_cache import KVShape
 from busllm.engine.logprobs import PendingLogprobs, token_logprobs
 from busllm.engine.models.protocol import CausalModel, attention_config
+from busllm.engine.parallel.group import Alone, Group
+from busllm.engine.parallel.sampling import sample_together
 from busllm.engine.runner import ModelInfo
-from busllm.engine.sampler import Sampled, sample
+from busllm.engine.sampler import Sampled
 from busllm.engine.slot_states import SlotShape, SlotStates
 from busllm.errors import EngineError
 from busllm.plan import PlanRow, PromptLogprobs, SampledRow, StepPlan, StepResult, TokenLogprobs
@@ -54,7 +56,15 @@ class _PendingStep:
 
 
 class ModelRunner:
-    """Implements `Runner` with a decoder."""
+    """Implements `Runner` with a decoder.
+
+    Args:
+        decoder: the model, or a rank's part of it.
+        model: facts about it.
+        device, dtype: of the KV cache.
+        attention: makes the backend.
+        group: the ranks that share the model; None = it is whole.
+    """
 
     def __init__(
         self,
@@ -64,12 +74,14 @@ class ModelRunner:
         device: torch.device,
         dtype: torch.dtype,
         attention: AttentionFactory,
+        group: Group | None = None,
     ) -> None:
         self._decoder = decoder
         self._model = model
         self._device = device
         self._dtype = dtype
         self._attention = attention
+        self._group = group or Alone()
         self._allocated: _Allocated | None = None
         self._launched: dict[int, _PendingStep] = {}
         self._last_sampled: dict[int, tuple[int, int]] = {}  # slot → (step, position) of its last sampled token
@@ -216,7 +228,8 @@ class ModelRunner:
         rows = np.array([index for index, _ in sampling])
         slots, positions = batch.slots[rows], batch.kv_lengths[rows].astype(np.int64)  # the new token follows its row
         last_hidden = states[self._to_device(batch.cu_seqlens[rows + 1].astype(np.int64) - 1)]
-        sampled = sample(self._decoder.logits(last_hidden), slots, positions, memory.slots)
+        logits = self._decoder.logits(last_hidden)
+        sampled = sample_together(logits, slots, positions, memory.slots, self._group)
         self._remember(number, slots, positions, sampled.token_ids, memory)
         logprobs = None if sampled.logprobs is None else sampled.logprobs.to_host()
         return Sampled(copy_to_host(sampled.token_ids), sampled.logprob_rows, logprobs)
@@ -241,13 +254,14 @@ class ModelRunner:
         first = int(batch.cu_seqlens[index])
         followers = memory.slots.tokens[row.slot, row.start + 1 : row.start + 1 + count]
         num_top = memory.slots.params(row.slot).prompt_logprobs or 0
-        parts = tuple(
-            token_logprobs(self._decoder.logits(hidden), token_ids, [num_top] * len(token_ids)).to_host()
-            for hidden, token_ids in zip(
-                torch.split(states[first : first + count], HEAD_ROWS), torch.split(followers, HEAD_ROWS), strict=True
-            )
-        )
-        return _PendingPrompt(row.slot, row.start + 1, parts)
+        parts = []
+        for hidden, token_ids in zip(
+            torch.split(states[first : first + count], HEAD_ROWS), torch.split(followers, HEAD_ROWS), strict=True
+        ):
+            logits = self._decoder.logits(hidden)  # all ranks give their part, the first has the whole
+            if self._group.shard.is_first:
+                parts.append(token_logprobs(logits, token_ids, [num_top] * len(token_ids)).to_host())
+        return _PendingPrompt(row.slot, row.start + 1, tuple(parts))
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)

@@ -8,12 +8,12 @@ Next on the path: `engine/sampler.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from busllm.engine.attention.protocol import Attention
-from busllm.engine.layers.embedding import Embedding
 from busllm.engine.layers.feed_forward import FeedForward
 from busllm.engine.layers.linear import Linear
 from busllm.engine.layers.rms_norm import RmsNorm
@@ -48,7 +48,7 @@ class Decoder:
         self,
         config: ModelConfig,
         *,
-        embedding: Embedding,
+        embedding: Callable[[torch.Tensor], torch.Tensor],
         rope: Rope,
         layers: tuple[DecoderLayer, ...],
         norm: RmsNorm,
