@@ -21,7 +21,7 @@ import numpy as np
 from busllm.engine.engine import Engine
 from busllm.engine.options import EngineOptions, engine_config, read_options
 from busllm.engine.runner import Runner
-from busllm.engine.sequence import FinishReason, SequenceRequest, SequenceTokens
+from busllm.engine.sequence import SequenceRequest, SequenceTokens
 from busllm.errors import InvalidRequest
 from busllm.ids import new_uid
 from busllm.model_store.files import ModelFiles
@@ -66,32 +66,24 @@ class _Answer:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: str | None = None
 
     def take(self, tokens: SequenceTokens) -> None:
         """Takes what a step gave; `finish_reason` is set when that was the end, be it by a stop string."""
-        ended_by_token = tokens.finish_reason is FinishReason.STOP and bool(tokens.token_ids)
-        is_unseen = ended_by_token and tokens.token_ids[-1] in self.params.stop_token_ids
-        shown = tokens.token_ids[:-1] if is_unseen else tokens.token_ids
-        delta = self.decoder.push(shown)
-        num_kept = delta.num_tokens_kept if delta.stopped else len(tokens.token_ids)
-        self.text += delta.text
-        self.token_ids += tokens.token_ids[:num_kept]
-        self.logprobs += tokens.logprobs[:num_kept]
+        step = self.decoder.take(tokens.token_ids, tokens.finish_reason and tokens.finish_reason.value)
+        self.text += step.text
+        self.token_ids += tokens.token_ids[: step.num_tokens_kept]
+        self.logprobs += tokens.logprobs[: step.num_tokens_kept]
         self.prompt_logprobs = tokens.prompt_logprobs or self.prompt_logprobs
-        self.finish_reason = FinishReason.STOP if delta.stopped else tokens.finish_reason
-        if self.finish_reason is not None:
-            self.text += self.decoder.flush()
+        self.finish_reason = step.finish_reason
 
     def completion(self) -> Completion:
         """The result; only when it has ended."""
         assert self.finish_reason is not None
-        # The decoder may find a stop string in the text that it held back: that is an end by a stop string as well.
-        reason = FinishReason.STOP if self.decoder.stopped else self.finish_reason
         return Completion(
             text=self.text,
             token_ids=tuple(self.token_ids),
-            finish_reason=reason.value,
+            finish_reason=self.finish_reason,
             prompt_token_ids=self.prompt_ids,
             logprobs=None if self.params.logprobs is None else tuple(self.logprobs),
             prompt_logprobs=self.prompt_logprobs,
@@ -211,6 +203,7 @@ class LLM:
             stop=params.stop,
             skip_special_tokens=params.skip_special_tokens,
             min_tokens=params.min_tokens,
+            stop_token_ids=params.stop_token_ids,
         )
 
 

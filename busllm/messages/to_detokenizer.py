@@ -29,6 +29,7 @@ class SequenceOpened(msgspec.Struct, frozen=True, array_like=True, gc=False):
         skip_special_tokens: special tokens do not appear in the text.
         prompt_tokens, cached_tokens: for the usage.
         min_tokens: a stop string may not end before that many tokens.
+        stop_token_ids: tokens that may end the sequence; the one that does gives no text.
     """
 
     handle: int
@@ -44,6 +45,7 @@ class SequenceOpened(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt_tokens: int
     cached_tokens: int
     min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
 
 
 class StepTokens(msgspec.Struct, frozen=True, array_like=True, tag="step", gc=False):

@@ -32,6 +32,20 @@ class Delta(NamedTuple):
     num_tokens_kept: int
 
 
+class Step(NamedTuple):
+    """What the tokens of one step gave.
+
+    Attributes:
+        text: new text that may be delivered; with the last step, what was held back too.
+        num_tokens_kept: how many of the tokens count.
+        finish_reason: "stop" when a stop string was found, else what the engine said; None = it goes on.
+    """
+
+    text: str
+    num_tokens_kept: int
+    finish_reason: str | None
+
+
 class Decoder:
     """Decodes one sequence incrementally.
 
@@ -41,6 +55,7 @@ class Decoder:
         stop: strings that end the text and are not part of it.
         skip_special_tokens: special tokens give no text.
         min_tokens: a stop string may not end before that many tokens; text up to there is never held back.
+        stop_token_ids: tokens that may end the sequence; the one that does counts but gives no text.
     """
 
     def __init__(
@@ -51,10 +66,12 @@ class Decoder:
         stop: tuple[str, ...] = (),
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
+        stop_token_ids: tuple[int, ...] = (),
     ) -> None:
         self._stream = tokenizer.stream(prompt_tail_ids[-NUM_PROMPT_TAIL_IDS:], skip_special_tokens)
         self._matcher = StopMatcher(stop) if stop else None
         self._min_tokens = min_tokens
+        self._stop_token_ids = stop_token_ids
         self._num_tokens = 0
         self._stopped = False
 
@@ -67,6 +84,22 @@ class Decoder:
     def stopped(self) -> bool:
         """Whether a stop string has ended the text."""
         return self._stopped
+
+    def take(self, ids: Sequence[int], finish_reason: str | None) -> Step:
+        """Takes the tokens of one step of an engine.
+
+        Args:
+            ids: 0 … k new tokens.
+            finish_reason: why the engine ended the sequence with them ("stop": by its last token); None = it goes on.
+        """
+        is_unseen = finish_reason == "stop" and bool(ids) and ids[-1] in self._stop_token_ids
+        delta = self.push(ids[:-1] if is_unseen else ids)
+        if delta.stopped:
+            return Step(delta.text, delta.num_tokens_kept, "stop")
+        if finish_reason is None:
+            return Step(delta.text, len(ids), None)
+        text = delta.text + self.flush()
+        return Step(text, len(ids), "stop" if self._stopped else finish_reason)
 
     def push(self, ids: Sequence[int]) -> Delta:
         """Takes the next tokens. The text does not depend on how the tokens are spread over calls.

@@ -120,6 +120,15 @@ async def test_a_stop_string_is_no_abort(world: World) -> None:
     assert tokens == [23]
 
 
+async def test_a_stop_token_ends_the_text_and_is_no_part_of_it(world: World) -> None:
+    expected = undisturbed("stop token", 64)
+    stop_token = ord(expected[30])
+    with anyio.fail_after(PATIENCE_S):
+        async with world.stack() as stack:
+            text = await stack.generate("stop token", max_tokens=64, stop_token_ids=(stop_token,))
+    assert text == expected[: expected.index(chr(stop_token))]
+
+
 async def test_what_was_computed_before_an_abort_stays_in_the_prefix_cache(world: World) -> None:
     with anyio.fail_after(PATIENCE_S):
         async with world.stack(SLOW) as stack:

@@ -27,6 +27,7 @@ class OpenSequence:
             stop=opened.stop,
             skip_special_tokens=opened.skip_special_tokens,
             min_tokens=opened.min_tokens,
+            stop_token_ids=opened.stop_token_ids,
         )
         self.next_index = 0
 

@@ -180,30 +180,28 @@ class DetokenizerStage:
         logprobs: tuple[TokenLogprobs, ...],
         finish_reason: str | None,
     ) -> int:
-        delta = sequence.decoder.push(new_ids)
-        kept = new_ids[: delta.num_tokens_kept] if delta.stopped else new_ids
-        text = delta.text
-        if finish_reason is not None and not delta.stopped:
-            text += sequence.decoder.flush()
-            if sequence.decoder.stopped:
-                finish_reason = "stop"
+        step = sequence.decoder.take(new_ids, finish_reason)
+        kept = new_ids[: step.num_tokens_kept]
         index = sequence.next_index
         sequence.next_index += len(kept)
         self._num_tokens += len(kept)
         rows = self._gathered(sequence)
-        row = rows.add(sequence, index, text, kept)
+        row = rows.add(sequence, index, step.text, kept)
         if logprobs:
             rows.logprobs.append((row, self._as_text(kept, logprobs)))
-        if delta.stopped:
-            opened = sequence.opened
-            self._stopped.setdefault(sequence.scheduler, []).append((opened.uid, opened.choice, opened.attempt))
-            self._end(key, sequence, row, "stop", sequence.next_index)
-        elif finish_reason is not None:
-            self._end(key, sequence, row, finish_reason, sequence.next_index)
+        if step.finish_reason is not None:
+            if finish_reason is None:  # the engine does not know yet
+                opened = sequence.opened
+                self._stopped.setdefault(sequence.scheduler, []).append((opened.uid, opened.choice, opened.attempt))
+            self._end(key, sequence, row, step.finish_reason, sequence.next_index)
         return row
 
     def _gathered(self, sequence: OpenSequence) -> TextRows:
-        return self._rows.setdefault(sequence.opened.frontend, TextRows())
+        frontend = sequence.opened.frontend
+        rows = self._rows.get(frontend)
+        if rows is None:
+            rows = self._rows[frontend] = TextRows()
+        return rows
 
     def _end(self, key: Key, sequence: OpenSequence, row: int, reason: str, completion_tokens: int) -> None:
         self._gathered(sequence).finished.append((row, reason, sequence.usage(completion_tokens)))
@@ -231,7 +229,9 @@ class DetokenizerStage:
         uid, attempt = message.subject.rpartition(".")[2], decode_abort(message.payload)
         self._tombstones.bury(uid, attempt)
         for key in list(self._of_uid.get(uid, ())):
-            if self._tombstones.covers(uid, self._open[key].opened.attempt):
+            opened = self._open[key].opened
+            if self._tombstones.covers(uid, opened.attempt):
+                self._actor.trace.record(uid, "aborted", choice=opened.choice)
                 self._close(key)
 
     # ------------------------------------------------------------ log probabilities

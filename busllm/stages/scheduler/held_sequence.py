@@ -65,4 +65,5 @@ class HeldSequence:
             prompt_tokens=len(unpack_ids(generate.prompt_ids)),
             cached_tokens=self.cached_tokens,
             min_tokens=generate.params.min_tokens,
+            stop_token_ids=generate.params.stop_token_ids,
         )
