@@ -1,0 +1,54 @@
+"""CUDA graphs: recording what is launched on a stream.
+
+Owns: the warm-up before a recording, and the memory that all recordings share.
+Does not know: what is recorded (`engine/graphs.py`).
+
+The recordings share one pool of memory. That is right because they are replayed one after the other on one stream and
+each result is used before the next replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_WARM_UP_RUNS = 2  # libraries choose kernels, load code and make buffers in the first ones, which cannot be recorded
+
+
+@dataclass(frozen=True)
+class CudaRecordedStep:
+    """Implements `RecordedStep`."""
+
+    graph: torch.cuda.CUDAGraph
+    result: torch.Tensor
+
+    def replay(self) -> None:
+        """Launches it on the current stream."""
+        self.graph.replay()
+
+
+class CudaGraphRecorder:
+    """Implements `GraphRecorder`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any | None = None  # an opaque handle
+
+    def record(self, work: Callable[[], torch.Tensor]) -> CudaRecordedStep:
+        """Warms up beside the current stream, then records."""
+        with torch.cuda.device(self._device):
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+            current, beside = torch.cuda.current_stream(), torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            beside.wait_stream(current)
+            with torch.cuda.stream(beside):
+                for _ in range(_WARM_UP_RUNS):
+                    work()
+            current.wait_stream(beside)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                result = work()
+        return CudaRecordedStep(graph, result)
