@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from busllm.engine.attention.protocol import Attention, AttentionFactory
-from busllm.engine.batch import RaggedBatch, SlotPages, input_tokens, make_batch
+from busllm.engine.attention.protocol import AttentionFactory
+from busllm.engine.batch import RaggedBatch, SlotPages, make_batch
+from busllm.engine.forward import Forward, make_forward
+from busllm.engine.graphs import GraphRecorder
 from busllm.engine.host_copy import StepMark, copy_to_host
 from busllm.engine.kv_cache import KVShape
 from busllm.engine.logprobs import PendingLogprobs, token_logprobs
@@ -23,6 +25,7 @@ from busllm.engine.parallel.sampling import sample_together
 from busllm.engine.runner import ModelInfo
 from busllm.engine.sampler import Sampled
 from busllm.engine.slot_states import SlotShape, SlotStates
+from busllm.engine.staging import to_device
 from busllm.errors import EngineError
 from busllm.plan import PlanRow, PromptLogprobs, SampledRow, StepPlan, StepResult, TokenLogprobs
 
@@ -33,7 +36,7 @@ HEAD_ROWS = 256  # hidden rows that go through the head at once when a whole pro
 class _Allocated:
     """What exists once the sizes are known."""
 
-    attention: Attention
+    forward: Forward
     tables: SlotPages
     slots: SlotStates
 
@@ -64,6 +67,7 @@ class ModelRunner:
         device, dtype: of the KV cache.
         attention: makes the backend.
         group: the ranks that share the model; None = it is whole.
+        recorder: of decode steps, for attention that can be recorded; None = every step is launched kernel by kernel.
     """
 
     def __init__(
@@ -75,12 +79,14 @@ class ModelRunner:
         dtype: torch.dtype,
         attention: AttentionFactory,
         group: Group | None = None,
+        recorder: GraphRecorder | None = None,
     ) -> None:
         self._decoder = decoder
         self._model = model
         self._device = device
         self._dtype = dtype
         self._attention = attention
+        self._recorder = recorder
         self._group = group or Alone()
         self._allocated: _Allocated | None = None
         self._launched: dict[int, _PendingStep] = {}
@@ -111,22 +117,23 @@ class ModelRunner:
             dtype=self._dtype,
             device=self._device,
         )
-        slots = SlotShape(
+        slot_shape = SlotShape(
             max_running=max_running,
             max_context_tokens=max_context_tokens,
             vocab_size=self._decoder.config.vocab_size,
             eos_token_ids=self._model.eos_token_ids,
             device=self._device,
         )
+        slots = SlotStates(slot_shape)
         self._allocated = _Allocated(
-            attention=self._attention(attention_config(shape, kv)),
+            forward=make_forward(self._decoder, self._attention(attention_config(shape, kv)), slots, self._recorder),
             tables=SlotPages(
                 max_running=max_running,
                 max_context_tokens=max_context_tokens,
                 num_pages=num_pages,
                 page_tokens=page_tokens,
             ),
-            slots=SlotStates(slots),
+            slots=slots,
         )
 
     @torch.inference_mode()
@@ -142,7 +149,8 @@ class ModelRunner:
         sampling = [(index, row) for index, row in enumerate(plan.rows) if row.samples]
         if plan.rows:
             batch = make_batch(plan, memory.tables)
-            states = self._hidden_states(plan, batch, memory)
+            self._check_inputs(plan.rows, memory)
+            states = memory.forward.hidden_states(plan.rows, batch)
             prompts = [self._prompt_logprobs(plan.rows[i], i, batch, states, memory) for i in plan.prompt_logprob_rows]
             if sampling:
                 sampled = self._sample(plan.number, sampling, batch, states, memory)
@@ -199,16 +207,11 @@ class ModelRunner:
         for entry in plan.pages:
             memory.tables.assign(entry)
 
-    def _hidden_states(self, plan: StepPlan, batch: RaggedBatch, memory: _Allocated) -> torch.Tensor:
-        token_ids = self._to_device(input_tokens(plan.rows))
-        for index, row in enumerate(plan.rows):
+    def _check_inputs(self, rows: tuple[PlanRow, ...], memory: _Allocated) -> None:
+        for row in rows:
             memory.slots.params(row.slot)  # an empty slot has no rows
             if row.from_step is not None:
                 self._check_source(row)
-                token_ids[int(batch.cu_seqlens[index])] = memory.slots.tokens[row.slot, row.start]
-        memory.attention.prepare(batch)
-        positions, cache_slots = self._to_device(batch.positions), self._to_device(batch.cache_slots)
-        return self._decoder.hidden_states(token_ids, positions, cache_slots, memory.attention)
 
     def _check_source(self, row: PlanRow) -> None:
         wanted, last = (row.from_step, row.start), self._last_sampled.get(row.slot)
@@ -264,4 +267,4 @@ class ModelRunner:
         return _PendingPrompt(row.slot, row.start + 1, tuple(parts))
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        return to_device(array, self._device)
