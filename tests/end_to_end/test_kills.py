@@ -82,6 +82,7 @@ async def test_a_killed_bus_server_is_not_noticed_in_the_text(single: Cluster, s
     assert {name: stage.pid for name, stage in after.items()} == {name: stage.pid for name, stage in before.items()}
 
 
+@pytest.mark.slow
 async def test_a_bus_server_that_is_frozen_for_a_second_is_not_noticed_in_the_text(
     single: Cluster, single_client: AsyncOpenAI
 ) -> None:
@@ -115,7 +116,7 @@ async def ended(streams: Streams) -> bool:
     return len(streams.errors) == len(streams.texts)
 
 
-@pytest.mark.parametrize("stage", ["scheduler:0", "detokenizer:0"])
+@pytest.mark.parametrize("stage", ["scheduler:0", pytest.param("detokenizer:0", marks=pytest.mark.slow)])
 async def test_a_frozen_stage_is_replaced_by_the_other_of_its_kind(
     double: Cluster, double_client: AsyncOpenAI, stage: str
 ) -> None:

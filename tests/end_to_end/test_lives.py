@@ -92,6 +92,7 @@ async def test_streams_that_outlast_the_drain_end_with_a_typed_error(make: Make)
     assert cluster.stop() == [0]
 
 
+@pytest.mark.slow
 async def test_a_second_signal_hurries_the_drain(make: Make) -> None:
     cluster = make()
     (up,) = cluster.started
@@ -135,6 +136,7 @@ def test_a_taken_port_is_refused_at_once(make: Make) -> None:
     assert time.monotonic() - began < 2 * SOON_S  # most of it is the interpreter's own start
 
 
+@pytest.mark.slow
 def test_a_second_up_names_the_first_and_does_not_disturb_it(make: Make) -> None:
     cluster = make()
     refused = run(cluster, "up")
@@ -184,6 +186,7 @@ async def test_a_bus_that_is_absent_at_start_is_waited_for(make: Make, tmp_path:
     bus_server.wait(10)
 
 
+@pytest.mark.slow
 async def test_a_bus_that_is_away_is_told_to_clients_and_comes_back(make: Make, tmp_path: Path) -> None:
     port = free_port()
     command = [str(find_nats_server()), "--addr", "127.0.0.1", "--port", str(port)]
