@@ -79,8 +79,8 @@ class Forward:
 def make_forward(
     decoder: CausalModel, attention: Attention, slots: SlotStates, recorder: GraphRecorder | None
 ) -> Forward:
-    """Records decode steps where that is possible: with a recorder, and attention that can be recorded."""
-    if recorder is None or not isinstance(attention, RecordableAttention):
+    """Records decode steps where that is possible: with a recorder, for a decoder and attention that allow it."""
+    if recorder is None or not decoder.is_recordable or not isinstance(attention, RecordableAttention):
         return Forward(decoder, attention, slots)
     graphs = DecodeGraphs(
         decoder,

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import torch
 
 from busllm.engine.attention.choose import AUTO, attention_factory
+from busllm.engine.attention.protocol import AttentionFactory
 from busllm.engine.model_runner import ModelRunner
 from busllm.engine.models.build import build_decoder
-from busllm.engine.models.config import read_config
-from busllm.engine.models.protocol import CausalModelConfig
+from busllm.engine.models.config import SUPPORTED_ARCHITECTURES, ModelConfig, architecture_of, read_config
+from busllm.engine.models.protocol import CausalModel, CausalModelConfig
 from busllm.engine.parallel.group import Group
 from busllm.engine.runner import ModelInfo
 from busllm.errors import ModelError
@@ -64,14 +66,44 @@ def load_runner(source: str | ModelFiles, config: LoadConfig | None = None, grou
     if files.config is None:
         raise ModelError(f"The model {files.name!r} has no config.json, so its architecture is unknown.")
     factory = attention_factory(config.attention)
-    shape = read_config(read_json(files.config))
+    raw = read_json(files.config)
     device = _choose_device(config.device)
     dtype = _choose_dtype(config.dtype, device)
+    decoder: CausalModel
+    if architecture_of(raw) in SUPPORTED_ARCHITECTURES:
+        decoder = _own_decoder(files, read_config(raw), group, device, dtype)
+    else:
+        decoder = _hooked_model(files, raw, group, factory, device, dtype)
+    info = _model_info(files, decoder.config, dtype)
+    return ModelRunner(decoder, info, device=device, dtype=dtype, attention=factory, group=group)
+
+
+def _own_decoder(
+    files: ModelFiles, shape: ModelConfig, group: Group | None, device: torch.device, dtype: torch.dtype
+) -> CausalModel:
     reader = TensorReader(dict(iter_tensors(files)), device, dtype)
     decoder = build_decoder(shape, reader, group)
     reader.finish(ignored=("lm_head.weight",) if shape.tie_word_embeddings else ())
-    info = _model_info(files, decoder.config, dtype)
-    return ModelRunner(decoder, info, device=device, dtype=dtype, attention=factory, group=group)
+    return decoder
+
+
+def _hooked_model(
+    files: ModelFiles,
+    raw: Mapping[str, Any],
+    group: Group | None,
+    factory: AttentionFactory,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> CausalModel:
+    if group is not None and group.shard.num_ranks > 1:
+        raise ModelError(f"{architecture_of(raw)} runs inside transformers and cannot be split among ranks.")
+    if files.directory is None or not files.safetensors:
+        raise ModelError(f"{architecture_of(raw)} can be loaded from safetensors only.")
+    # The modelling code of transformers is imported for architectures that have no decoder of their own here.
+    from busllm.engine.models.hooked.load import HookedSettings, load_hooked
+
+    max_context_tokens = describe(files).max_context_tokens
+    return load_hooked(files.directory, raw, HookedSettings(factory, max_context_tokens, device, dtype))
 
 
 class TensorReader:

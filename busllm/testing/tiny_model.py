@@ -1,6 +1,7 @@
 """Tiny random models on disk, in the layout of a published checkpoint.
 
-Owns: small configurations of the supported architectures, and a byte-level tokenizer that goes with all of them.
+Owns: random weights for the configurations of `tiny_architectures.py`, and a byte-level tokenizer that goes with all
+of them.
 Does not know: the engine; a model is only files here, so the same one can be read by other libraries and compared.
 
 Weights have a standard deviation of 0.15. At the usual 0.02 a tiny model hardly looks at its context: a wrong rotation
@@ -15,24 +16,12 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-TINY_ARCHITECTURES = ("llama", "llama3-rope", "yarn-rope", "mistral", "qwen2", "qwen3", "qwen3-moe")
-STANDARD_DEVIATION = 0.15
-VOCAB_SIZE = 320  # 256 bytes, four special tokens, and logits that have no token
+from busllm.testing.tiny_architectures import HOOKED, OWN, REFUSED, SHAPE, STANDARD_DEVIATION
+
+TINY_ARCHITECTURES = tuple(OWN)
+_ARCHITECTURES = {**OWN, **HOOKED, **REFUSED}
 
 _EOS, _START, _END = "<|eos|>", "<|start|>", "<|end|>"
-_SHAPE: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 48,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": STANDARD_DEVIATION,
-    "eos_token_id": 256,
-    "bos_token_id": None,
-    "pad_token_id": None,
-}
 
 
 def write_tiny_model(directory: Path, architecture: str = "llama", *, seed: int = 0, **overrides: Any) -> Path:
@@ -40,7 +29,7 @@ def write_tiny_model(directory: Path, architecture: str = "llama", *, seed: int 
 
     Args:
         directory: made if missing.
-        architecture: one of `TINY_ARCHITECTURES`.
+        architecture: a name in `tiny_architectures.py`.
         seed: of the random weights.
         overrides: values of the configuration.
 
@@ -81,31 +70,13 @@ def write_tiny_tokenizer(directory: Path) -> None:
 
 
 def _random_model(architecture: str, overrides: dict[str, Any]) -> Any:
-    import transformers as hf
+    import transformers
 
-    rope: dict[str, Any] = {"rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64}
-    match architecture:
-        case "llama":
-            return hf.LlamaForCausalLM(hf.LlamaConfig(**(_SHAPE | overrides)))
-        case "llama3-rope":
-            rope |= {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-            settings = _SHAPE | {"rope_parameters": rope, "tie_word_embeddings": True}
-            return hf.LlamaForCausalLM(hf.LlamaConfig(**(settings | overrides)))
-        case "yarn-rope":
-            settings = _SHAPE | {"rope_parameters": rope | {"rope_type": "yarn"}}
-            return hf.LlamaForCausalLM(hf.LlamaConfig(**(settings | overrides)))
-        case "mistral":
-            return hf.MistralForCausalLM(hf.MistralConfig(**(_SHAPE | {"sliding_window": 24} | overrides)))
-        case "qwen2":
-            return hf.Qwen2ForCausalLM(hf.Qwen2Config(**(_SHAPE | overrides)))
-        case "qwen3":
-            return hf.Qwen3ForCausalLM(hf.Qwen3Config(**(_SHAPE | {"head_dim": 16} | overrides)))
-        case "qwen3-moe":
-            experts = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "norm_topk_prob": True}
-            settings = _SHAPE | {"head_dim": 16, "mlp_only_layers": [1]} | experts
-            return hf.Qwen3MoeForCausalLM(hf.Qwen3MoeConfig(**(settings | overrides)))
-        case _:
-            raise ValueError(f"{architecture!r} is none of {', '.join(TINY_ARCHITECTURES)}")
+    if architecture not in _ARCHITECTURES:
+        raise ValueError(f"{architecture!r} is none of {', '.join(_ARCHITECTURES)}")
+    tiny = _ARCHITECTURES[architecture]
+    model = getattr(transformers, tiny.model)
+    return model(model.config_class(**{**SHAPE, **tiny.settings, **overrides}))
 
 
 def _byte_characters() -> list[str]:

@@ -153,6 +153,25 @@ _ARCHITECTURES: Mapping[str, Callable[[Mapping[str, Any]], _Traits]] = {
 SUPPORTED_ARCHITECTURES = tuple(_ARCHITECTURES)
 
 
+def architecture_of(raw: Mapping[str, Any]) -> str:
+    """The architecture that a decoded `config.json` names.
+
+    Raises:
+        ModelError: it names none, or weights in a format that cannot be read.
+    """
+    names = raw.get("architectures")
+    if not isinstance(names, list) or not names:
+        raise ModelError("config.json does not name an architecture (architectures).")
+    quantization = raw.get("quantization_config")
+    if quantization is not None:
+        method = quantization.get("quant_method", "unknown")
+        raise ModelError(
+            f"The weights are stored in the format {method!r}, which is not supported. "
+            "Use the unquantized safetensors of the model, or a GGUF."
+        )
+    return str(names[0])
+
+
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Reads a decoded `config.json`.
 
@@ -160,10 +179,11 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
         ModelError: the architecture is not supported, a value is missing, or the file asks for something that the
             decoder does not do (another activation, part-rotated heads, a packed format inside safetensors).
     """
-    names = raw.get("architectures") or ["(none)"]
-    traits_of = _ARCHITECTURES.get(names[0])
+    architecture = architecture_of(raw)
+    traits_of = _ARCHITECTURES.get(architecture)
     if traits_of is None:
-        raise ModelError(f"{names[0]} is not supported. Supported: {', '.join(SUPPORTED_ARCHITECTURES)}.")
+        known = ", ".join(SUPPORTED_ARCHITECTURES)
+        raise ModelError(f"{architecture} has no decoder of its own. These have: {known}.")
     _refuse_what_is_not_done(raw)
     traits = traits_of(raw)
     hidden_size, num_heads = (
@@ -180,7 +200,7 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
         raise ModelError(f"config.json describes {len(windows)} layer_types for {num_layers} layers.")
     max_context_tokens = _whole(raw, "max_position_embeddings")
     return ModelConfig(
-        architecture=names[0],
+        architecture=architecture,
         vocab_size=_whole(raw, "vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=_whole(raw, "intermediate_size"),
@@ -230,10 +250,3 @@ def _refuse_what_is_not_done(raw: Mapping[str, Any]) -> None:
     activation = raw.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ModelError(f"config.json asks for the activation {activation!r}; this decoder has silu.")
-    quantization = raw.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method", "unknown")
-        raise ModelError(
-            f"The weights are stored in the format {method!r}, which is not supported. "
-            "Use the unquantized safetensors of the model, or a GGUF."
-        )

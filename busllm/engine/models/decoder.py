@@ -61,6 +61,11 @@ class Decoder:
         self._norm = norm
         self._head = head
 
+    @property
+    def is_recordable(self) -> bool:
+        """No layer chooses experts: which of them have work is known on the host alone."""
+        return self.config.experts is None
+
     def hidden_states(
         self,
         token_ids: torch.Tensor,

@@ -77,6 +77,11 @@ class CausalModel(Protocol):
         """Its sizes."""
         ...
 
+    @property
+    def is_recordable(self) -> bool:
+        """Whether `hidden_states` reads nothing back from the device, so that a step may be recorded and replayed."""
+        ...
+
     def hidden_states(
         self,
         token_ids: torch.Tensor,
