@@ -5,7 +5,7 @@ Does not know: what is copied.
 Next on the path: `engine/model_runner.py`.
 
 Reading a tensor directly would wait for everything that was launched, the next step included. So a step ends with
-copies to pinned memory and a mark; `wait` waits for that mark only. On CPU nothing has to be copied.
+copies to pinned memory and a mark; `wait` waits for that mark only. Elsewhere than on CUDA nothing has to be copied.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 def copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
     """Starts a copy; it may be read after `StepMark.wait`."""
-    if tensor.device.type == "cpu":
+    if tensor.device.type != "cuda":
         return tensor
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)
