@@ -118,28 +118,31 @@ class Replies:
             choice = live.choices[choices[row]]
             new_ids = token_ids[offsets[row] : offsets[row + 1]]
             have = len(choice.output_ids)
-            if choice.finished or (new_ids and indexes[row] + len(new_ids) <= have):
+            repeated = bool(new_ids) and indexes[row] + len(new_ids) <= have
+            if choice.finished or (repeated and row not in finished):
                 continue
-            if indexes[row] != have:
+            if indexes[row] != have and not repeated:
                 self._sender.send_on(live, "a hole in the output", avoid=None, holder_died=False)
                 continue
             live.detokenizer, live.trouble_since, live.holders_lost = batch.detokenizer, None, 0
-            choice.add(batch.texts[row], new_ids, logprobs.get(row, ()))
+            if not repeated:
+                choice.add(batch.texts[row], new_ids, logprobs.get(row, ()))
+                self._tell(live, choices[row], batch.texts[row], new_ids)
             if row in prompt_logprobs:
                 choice.add_prompt_logprobs(prompt_logprobs[row])
-            self._note_first_text(live, batch.texts[row])
-            if self._actor.trace.tells_tokens and new_ids:
-                self._actor.trace.record(uid, "delta", choice=choices[row], token_ids=new_ids)
             if row in finished:
                 live.finish(choice, *finished[row])
                 self._ended(live)
             else:
                 live.deliver(choice)
 
-    def _note_first_text(self, live: LiveRequest, text: str) -> None:
+    def _tell(self, live: LiveRequest, choice: int, text: str, token_ids: list[int]) -> None:
+        trace = self._actor.trace
         if text and not live.has_text:
             live.has_text = True
-            self._actor.trace.record(live.uid, "first_text")
+            trace.record(live.uid, "first_text")
+        if token_ids and trace.tells_tokens:
+            trace.record(live.uid, "delta", choice=choice, token_ids=token_ids)
 
     def _nobody_listens(self, uid: str) -> None:
         live = self._lives.get(uid)
