@@ -17,7 +17,7 @@ import pytest
 from busllm.engine.engine import Engine, EngineConfig
 from busllm.engine.null import NullRunner
 from busllm.engine.runner import Runner
-from busllm.engine.sequence import SequenceRequest, StepOutput
+from busllm.engine.sequence import EngineStatistics, SequenceRequest, StepOutput
 from busllm.errors import EngineError, ModelError
 from busllm.plan import StepPlan, StepResult
 from busllm.sampling import SamplingParams
@@ -183,6 +183,38 @@ async def test_no_wake_up_is_lost_when_both_sides_are_in_a_hurry() -> None:
             if number % 3 == 0:
                 await anyio.lowlevel.checkpoint()
             await read_to_ends(thread, {f"u{number}"})
+
+
+class Drowsy(Engine):
+    """Tells when its thread is about to fall asleep, and then waits."""
+
+    def __init__(self) -> None:
+        super().__init__(NullRunner(), CONFIG)
+        self.is_drowsy = threading.Event()
+        self.may_sleep = threading.Event()
+        self.may_sleep.set()
+        self._num_idle_looks = 0
+
+    def statistics(self) -> EngineStatistics:
+        self._num_idle_looks = 0 if self.has_work else self._num_idle_looks + 1
+        if not self.may_sleep.is_set() and self._num_idle_looks == 2:  # the first one follows the last step
+            self.is_drowsy.set()
+            assert self.may_sleep.wait(PATIENCE_S)
+        return super().statistics()
+
+
+async def test_what_is_sent_to_a_thread_that_falls_asleep_wakes_it() -> None:
+    engine = Drowsy()
+    thread = EngineThread(lambda: engine)
+    with anyio.fail_after(PATIENCE_S):
+        await thread.start()
+        engine.may_sleep.clear()
+        thread.submit(request("first"))
+        assert await anyio.to_thread.run_sync(engine.is_drowsy.wait, PATIENCE_S)
+        thread.submit(request("second"))  # after its last look, before its sleep
+        engine.may_sleep.set()
+        await read_to_ends(thread, {"first", "second"})
+        await thread.close()
 
 
 async def test_no_output_is_lost_under_a_storm() -> None:
