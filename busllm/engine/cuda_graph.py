@@ -15,7 +15,23 @@ from typing import Any
 
 import torch
 
+from busllm.engine.models.config import ModelConfig
+from busllm.engine.models.protocol import CausalModelConfig
+
 _WARM_UP_RUNS = 2  # libraries choose kernels, load code and make buffers in the first ones, which cannot be recorded
+
+
+def recorder_for(config: CausalModelConfig, device: torch.device, *, num_ranks: int) -> CudaGraphRecorder | None:
+    """A recorder, where decode steps of a model can be recorded.
+
+    Args:
+        config: of the model. A layer of experts reads on the host how many tokens each expert got, and layers of
+            `transformers` do what they like; neither can be recorded.
+        device: None is the answer on all but CUDA.
+        num_ranks: with several, a step waits for the other ranks while it is launched.
+    """
+    can_be_recorded = isinstance(config, ModelConfig) and config.experts is None
+    return CudaGraphRecorder(device) if device.type == "cuda" and num_ranks == 1 and can_be_recorded else None
 
 
 @dataclass(frozen=True)

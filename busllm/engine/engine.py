@@ -3,8 +3,7 @@
 Owns: the sequences it has been given, by (uid, choice), their attempts and their ends, and what becomes of each
 token.
 Does not know: the bus, text, threads. It is plain synchronous Python, called from one thread.
-Next on the path: `engine/planner.py` decides, `engine/pipeline.py` has it computed; a scheduler stage or `busllm.LLM`
-calls.
+Next on the path: `engine/planner.py` decides, `engine/pipeline.py` has it computed; a stage or `busllm.LLM` calls.
 """
 
 from __future__ import annotations
@@ -176,6 +175,7 @@ class Engine:
             cached_prompt_tokens=self._planner.num_cached_tokens,
             output_tokens=self._num_output_tokens,
             retractions=self._planner.num_retractions,
+            attention=self._runner.model.attention,
         )
 
     def check_integrity(self) -> None:

@@ -1,19 +1,14 @@
-"""How much memory a KV cache may take.
+"""How much of the host's memory a KV cache may take.
 
-Owns: the question to the device or the operating system.
-Does not know: what share of it is used.
+Owns: the question to the operating system.
+Does not know: what share of it is used, and devices (`engine/memory_profile.py`).
 """
 
 from __future__ import annotations
 
 import os
 
-import torch
-
 
 def free_memory_bytes() -> int:
-    """Free bytes of the CUDA device in use, or of the host's memory."""
-    if torch.cuda.is_available():
-        free_bytes, _ = torch.cuda.mem_get_info()
-        return int(free_bytes)
+    """Free bytes of the host's memory."""
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

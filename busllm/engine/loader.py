@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 import torch
 
-from busllm.engine.attention.choose import AUTO, attention_factory
+from busllm.engine.attention.choose import AUTO, attention_factory, chosen_name
 from busllm.engine.attention.protocol import AttentionFactory
+from busllm.engine.cuda_graph import recorder_for
 from busllm.engine.model_runner import ModelRunner
 from busllm.engine.models.build import build_decoder
 from busllm.engine.models.config import SUPPORTED_ARCHITECTURES, ModelConfig, architecture_of, read_config
@@ -40,7 +41,8 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         device: "cpu", "cuda", "cuda:1", …; "auto" = CUDA where there is one.
         dtype: "float32", "bfloat16" or "float16"; "auto" = float32 on CPU, bfloat16 on CUDA.
-        attention: "auto", "torch", or an installed plug-in.
+        attention: "torch", "flashinfer" or an installed plug-in; "auto" = FlashInfer on CUDA where it can serve the
+            model, else torch.
     """
 
     device: str = AUTO
@@ -74,8 +76,16 @@ def load_runner(source: str | ModelFiles, config: LoadConfig | None = None, grou
         decoder = _own_decoder(files, read_config(raw), group, device, dtype)
     else:
         decoder = _hooked_model(files, raw, group, factory, device, dtype)
-    info = _model_info(files, decoder.config, dtype)
-    return ModelRunner(decoder, info, device=device, dtype=dtype, attention=factory, group=group)
+    info = _model_info(files, decoder.config, dtype, _attention_name(config.attention, decoder.config, device, dtype))
+    return ModelRunner(
+        decoder,
+        info,
+        device=device,
+        dtype=dtype,
+        attention=factory,
+        group=group,
+        recorder=recorder_for(decoder.config, device, num_ranks=1 if group is None else group.shard.num_ranks),
+    )
 
 
 def _own_decoder(
@@ -176,7 +186,7 @@ def _format(shape: tuple[int, ...]) -> str:
 
 def _choose_device(name: str) -> torch.device:
     if name == AUTO:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -185,6 +195,9 @@ def _choose_device(name: str) -> torch.device:
         raise ModelError(f"The device {name!r} is not supported. Use auto, cpu or cuda.", param="device")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError("The device 'cuda' was asked for, but torch finds no CUDA device here.", param="device")
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        torch.cuda.set_device(device)  # of this thread: streams, events and libraries go by it
     return device
 
 
@@ -196,7 +209,13 @@ def _choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return _DTYPES[name]
 
 
-def _model_info(files: ModelFiles, config: CausalModelConfig, dtype: torch.dtype) -> ModelInfo:
+def _attention_name(name: str, config: CausalModelConfig, device: torch.device, dtype: torch.dtype) -> str:
+    shape = config.attention_shape
+    has_sinks = shape.layer_sinks is not None
+    return chosen_name(name, head_dim=shape.head_dim, dtype=dtype, device=device, has_sinks=has_sinks)[0]
+
+
+def _model_info(files: ModelFiles, config: CausalModelConfig, dtype: torch.dtype, attention: str) -> ModelInfo:
     description, shape = describe(files), config.attention_shape
     return ModelInfo(
         name=config.architecture,
@@ -205,4 +224,5 @@ def _model_info(files: ModelFiles, config: CausalModelConfig, dtype: torch.dtype
         eos_token_ids=description.eos_token_ids,
         kv_bytes_per_token=2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * dtype.itemsize,
         fingerprint=hashlib.sha256(f"{description.fingerprint} {dtype}".encode()).hexdigest()[:32],
+        attention=attention,
     )

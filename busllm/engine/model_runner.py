@@ -192,6 +192,17 @@ class ModelRunner:
         self._allocated = None
         self._launched.clear()
 
+    def without_recorder(self) -> ModelRunner:
+        """One with the same model, not allocated, that launches every step kernel by kernel."""
+        return ModelRunner(
+            self._decoder,
+            self._model,
+            device=self._device,
+            dtype=self._dtype,
+            attention=self._attention,
+            group=self._group,
+        )
+
     def _memory(self) -> _Allocated:
         if self._allocated is None:
             raise EngineError("the runner was used before `allocate` or after `close`")

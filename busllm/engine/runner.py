@@ -24,6 +24,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
         eos_token_ids: tokens that end a turn.
         kv_bytes_per_token: all layers, keys and values.
         fingerprint: hex digest that differs when weights, configuration or number format differ.
+        attention: the backend that computes, for people; empty when none does.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     eos_token_ids: tuple[int, ...]
     kv_bytes_per_token: int
     fingerprint: str
+    attention: str = ""
 
 
 class Runner(Protocol):

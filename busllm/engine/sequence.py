@@ -118,6 +118,7 @@ class EngineStatistics(msgspec.Struct, frozen=True):
             cache, owned = in use by at least one sequence.
         page_tokens: tokens per page.
         steps, prompt_tokens, cached_prompt_tokens, output_tokens, retractions: totals.
+        attention: the backend that computes; empty when none does.
     """
 
     running: int
@@ -132,3 +133,4 @@ class EngineStatistics(msgspec.Struct, frozen=True):
     cached_prompt_tokens: int
     output_tokens: int
     retractions: int
+    attention: str = ""

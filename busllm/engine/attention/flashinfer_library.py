@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import torch
 
-from busllm.engine.models.protocol import AttentionShape
 from busllm.errors import MissingPackage
 
 HEAD_DIMS = (64, 128, 256)
@@ -70,21 +69,13 @@ def load_flashinfer() -> FlashInferLibrary:
     return library
 
 
-def reason_against(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why FlashInfer cannot compute this attention; None when it can.
+def limit_of_kernels(head_dim: int, dtype: torch.dtype, *, has_sinks: bool) -> str | None:
+    """Why the kernels cannot compute a model's attention; None when they can.
 
     Args:
-        shape: what the model needs.
-        dtype: of keys and values.
-        device: where.
+        head_dim, has_sinks: of the model.
+        dtype: of its keys and values.
     """
-    if device.type != "cuda":
-        return f"it needs CUDA, and the device is {device}"
-    return limit_of_kernels(shape.head_dim, dtype, has_sinks=shape.layer_sinks is not None)
-
-
-def limit_of_kernels(head_dim: int, dtype: torch.dtype, *, has_sinks: bool) -> str | None:
-    """The first limit that is met, whatever the device; None when there is none."""
     if dtype not in DTYPES:
         return f"it computes in bfloat16 and float16, and the dtype is {str(dtype).removeprefix('torch.')}"
     if head_dim not in HEAD_DIMS:

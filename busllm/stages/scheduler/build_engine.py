@@ -7,7 +7,10 @@ Next on the path: `engine/engine.py`.
 
 from __future__ import annotations
 
+import msgspec
+
 from busllm.engine.engine import Engine, EngineConfig
+from busllm.engine.free_memory import free_memory_bytes
 from busllm.engine.openmp import calm_openmp
 from busllm.engine.runner import Runner
 from busllm.errors import ConfigError
@@ -17,6 +20,7 @@ from busllm.topology.sizes import parse_memory
 
 AUTO_PAGE_TOKENS = 16
 AUTO_STEP_TOKENS = 256
+AUTO_STEP_TOKENS_ON_GPU = 2048
 
 
 def build_engine(files: ModelFiles, model: ModelConfig, scheduler: SchedulerConfig) -> Engine:
@@ -32,11 +36,12 @@ def build_engine(files: ModelFiles, model: ModelConfig, scheduler: SchedulerConf
         model.max_context_tokens or runner.model.max_context_tokens, runner.model.max_context_tokens
     )
     if scheduler.step_tokens == "auto":
-        step_tokens = max(AUTO_STEP_TOKENS, scheduler.max_running)
+        auto = AUTO_STEP_TOKENS if runner.depth == 0 else AUTO_STEP_TOKENS_ON_GPU
+        step_tokens = max(auto, scheduler.max_running)
     else:
         step_tokens = scheduler.step_tokens
     config = EngineConfig(
-        num_pages=_num_pages(scheduler, runner, page_tokens),
+        num_pages=1,  # not known yet
         page_tokens=page_tokens,
         step_tokens=step_tokens,
         max_running=scheduler.max_running,
@@ -44,28 +49,32 @@ def build_engine(files: ModelFiles, model: ModelConfig, scheduler: SchedulerConf
         max_context_tokens=max_context_tokens,
         prefix_cache=scheduler.prefix_cache == "radix",
     )
+    config = msgspec.structs.replace(config, num_pages=_num_pages(scheduler, runner, config))
     return Engine(runner, config)
 
 
-def _num_pages(scheduler: SchedulerConfig, runner: Runner, page_tokens: int) -> int:
+def _num_pages(scheduler: SchedulerConfig, runner: Runner, config: EngineConfig) -> int:
+    page_tokens = config.page_tokens
     if scheduler.kv_memory is None:
         return max(1, (scheduler.kv_tokens or DEFAULT_KV_TOKENS) // page_tokens)
-    memory_bytes = _memory_bytes(scheduler.kv_memory)
+    memory_bytes = _memory_bytes(scheduler.kv_memory, runner, config)
     num_pages = memory_bytes // (runner.model.kv_bytes_per_token * page_tokens or 1)
     if num_pages < 1:
         raise ConfigError(f"{scheduler.kv_memory} holds no page of {page_tokens} tokens.", key="scheduler.kv_memory")
     return num_pages
 
 
-def _memory_bytes(kv_memory: str | float) -> int:
+def _memory_bytes(kv_memory: str | float, runner: Runner, config: EngineConfig) -> int:
     if isinstance(kv_memory, str):
         num_bytes = parse_memory(kv_memory)
         if num_bytes is None:
             raise ConfigError(f"{kv_memory!r} is no amount of memory.", key="scheduler.kv_memory")
         return num_bytes
-    from busllm.engine.free_memory import free_memory_bytes  # imports torch
+    if runner.depth == 0:
+        return int(free_memory_bytes() * kv_memory)
+    from busllm.engine.memory_profile import kv_bytes_of_share  # imports torch
 
-    return int(free_memory_bytes() * kv_memory)
+    return kv_bytes_of_share(runner, kv_memory, config)
 
 
 def _null_runner(model: ModelConfig) -> Runner:
@@ -85,4 +94,5 @@ def _model_runner(files: ModelFiles, model: ModelConfig, scheduler: SchedulerCon
             f"{model.quantization!r} is not available with the {scheduler.attention!r} forward pass; use 'auto'.",
             key="model.quantization",
         )
-    return load_runner(files, LoadConfig(device=scheduler.device, dtype=model.dtype, attention=scheduler.attention))
+    config = LoadConfig(device=scheduler.device, dtype=model.dtype, attention=scheduler.attention)
+    return load_runner(files, config)

@@ -31,4 +31,5 @@ def engine_statistics(counts: EngineStatistics | None) -> dict[str, Any]:
             "output": counts.output_tokens,
         },
         "retractions": counts.retractions,
+        "attention": counts.attention,
     }
