@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from busllm.client import Client
     from busllm.llm import LLM, Completion
-    from busllm.sampling import SamplingParams
+    from busllm.sampling import Grammar, GrammarKind, SamplingParams
 
-__all__ = ["LLM", "Client", "Completion", "SamplingParams"]
+__all__ = ["LLM", "Client", "Completion", "Grammar", "GrammarKind", "SamplingParams"]
 
 # Loaded when first asked for: `import busllm` in a process that only routes requests must not import an engine.
 _HOMES = {
     "LLM": "busllm.llm",
     "Client": "busllm.client",
     "Completion": "busllm.llm",
+    "Grammar": "busllm.sampling",
+    "GrammarKind": "busllm.sampling",
     "SamplingParams": "busllm.sampling",
 }
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -23,6 +24,7 @@ from busllm.engine.options import EngineOptions, engine_config, read_options
 from busllm.engine.runner import Runner
 from busllm.engine.sequence import SequenceRequest, SequenceTokens
 from busllm.errors import InvalidRequest
+from busllm.grammar.compiler import GrammarCompiler
 from busllm.ids import new_uid
 from busllm.model_store.files import ModelFiles
 from busllm.model_store.resolve import resolve
@@ -30,6 +32,7 @@ from busllm.plan import TokenLogprobs
 from busllm.sampling import SamplingParams, choice_seed
 from busllm.text.decoder import Decoder
 from busllm.text.tokenizer import Message, load_tokenizer
+from busllm.text.vocabulary import load_vocabulary
 
 Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
@@ -107,8 +110,9 @@ class LLM:
         chosen = read_options(options)
         files = resolve(source)
         self._tokenizer = load_tokenizer(files)
-        self._runner = _load(files, chosen)
-        self._engine = Engine(self._runner, engine_config(chosen, self._runner))
+        grammars = GrammarCompiler(partial(load_vocabulary, files))
+        runner = _load(files, chosen, grammars)
+        self._engine = Engine(runner, engine_config(chosen, runner), grammars)
 
     def __enter__(self) -> Self:
         return self
@@ -123,7 +127,7 @@ class LLM:
 
     def close(self) -> None:
         """Gives the KV cache back. The object cannot be used afterwards."""
-        self._runner.close()
+        self._engine.close()
 
     def generate(
         self, prompts: Prompts, sampling: SamplingParams | Sequence[SamplingParams] | None = None
@@ -139,7 +143,8 @@ class LLM:
             One completion per prompt, in order.
 
         Raises:
-            InvalidRequest, ContextLengthExceeded, NeverFits: a prompt or setting is impossible; nothing is generated.
+            InvalidRequest, ContextLengthExceeded, NeverFits: a prompt or setting is impossible, or a grammar cannot be
+                followed; nothing is generated.
         """
         all_ids = self._encode(prompts)
         return self._run(all_ids, _per_prompt(sampling, len(all_ids)))
@@ -179,7 +184,10 @@ class LLM:
                 answers[uid] = _Answer(prompt_ids, params, self._decoder(prompt_ids, params))
             open_uids = set(answers)
             while open_uids:
-                for tokens in self._engine.step().tokens:
+                output = self._engine.step()
+                for failure in output.failures:
+                    raise failure.error
+                for tokens in output.tokens:
                     self._take(answers[tokens.uid], tokens, open_uids)
         finally:
             for uid in answers:
@@ -230,11 +238,12 @@ def _per_prompt(sampling: SamplingParams | Sequence[SamplingParams] | None, num_
     return list(sampling)
 
 
-def _load(files: ModelFiles, options: EngineOptions) -> Runner:
+def _load(files: ModelFiles, options: EngineOptions, grammars: GrammarCompiler) -> Runner:
     if files.is_null:
         from busllm.engine.null import NullRunner
 
-        return NullRunner()
+        return NullRunner(grammars=grammars)
     from busllm.engine.loader import LoadConfig, load_runner
 
-    return load_runner(files, LoadConfig(device=options.device, dtype=options.dtype, attention=options.attention))
+    config = LoadConfig(device=options.device, dtype=options.dtype, attention=options.attention)
+    return load_runner(files, config, grammars=grammars)

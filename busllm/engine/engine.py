@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from busllm.engine.config import EngineConfig, check_config
+from busllm.engine.grammar_wait import GrammarWait
 from busllm.engine.intake import can_adopt, check_request
 from busllm.engine.live_sequence import Key, LiveSequence
 from busllm.engine.outbox import Outbox
@@ -19,7 +20,8 @@ from busllm.engine.pipeline import LandedRow, Pipeline
 from busllm.engine.planner import Planner
 from busllm.engine.runner import Runner
 from busllm.engine.sequence import EngineStatistics, FinishReason, SequenceProgress, SequenceRequest, StepOutput
-from busllm.errors import QueueFull
+from busllm.errors import BusllmError, QueueFull
+from busllm.grammar.compiler import GrammarCompiler
 
 __all__ = ["Engine", "EngineConfig"]
 
@@ -30,12 +32,13 @@ class Engine:
     Args:
         runner: executes the plans; it is told to allocate here.
         config: sizes and limits.
+        grammars: of the model, the same that the runner has; None = no request may have one.
 
     Raises:
         ConfigError: the config cannot work.
     """
 
-    def __init__(self, runner: Runner, config: EngineConfig) -> None:
+    def __init__(self, runner: Runner, config: EngineConfig, grammars: GrammarCompiler | None = None) -> None:
         check_config(config)
         self._runner = runner
         self._config = config
@@ -50,6 +53,7 @@ class Engine:
         self._tables = PageTables(config.num_pages, config.page_tokens, config.prefix_cache)
         self._planner = Planner(config, self._tables, self._outbox)
         self._pipeline = Pipeline(runner, self._planner)
+        self._grammar_wait = GrammarWait(grammars)
         self._sequences: dict[str, dict[int, LiveSequence]] = {}
         self._held_keys: frozenset[Key] = frozenset()
         self._num_submitted = 0
@@ -76,6 +80,7 @@ class Engine:
         if known is not None and request.attempt <= known.attempt:
             return
         check_request(request, self._runner.model, self._config)
+        self._grammar_wait.check(request)
         if known is not None and can_adopt(known, request):
             self._adopt(known, request)
             return
@@ -118,7 +123,7 @@ class Engine:
         for key in before ^ self._held_keys:
             seq = self._find(*key)
             if seq is not None:
-                self._planner.hold(seq, key in self._held_keys)
+                self._planner.hold(seq, self._is_held(seq))
 
     def progress(self, uid: str) -> list[SequenceProgress]:
         """How far the sequences of a request are; empty when it is unknown."""
@@ -135,17 +140,24 @@ class Engine:
 
     def close(self) -> None:
         """Gives back what the runner holds; nothing may be called afterwards."""
+        self._grammar_wait.close()
         self._runner.close()
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do: compute, collect, or hand out what is ready."""
-        if self._outbox or self._pipeline.num_launched:
+        if self._outbox or self._pipeline.num_launched or self._grammar_wait:
             return True
         return not (self._is_stalled or self._planner.is_idle)
 
     def step(self) -> StepOutput:
         """One turn: launches as many steps as the runner's depth allows, collects the oldest."""
+        for seq, error in self._grammar_wait.take_ready():
+            self._is_stalled = False
+            if error is None:
+                self._planner.hold(seq, self._is_held(seq))
+            else:
+                self._fail(seq, error)
         while self._pipeline.has_room:
             has_launched = self._pipeline.launch()
             for seq in self._planner.outgrown:
@@ -214,9 +226,18 @@ class Engine:
             self._outbox.tokens(seq, seq.num_output_tokens, reason)
             self._outbox.finished(seq, reason)
             return
-        seq.held = seq.key in self._held_keys
+        self._grammar_wait.begin(seq)
+        seq.held = self._is_held(seq)
         self._sequences.setdefault(request.uid, {})[request.choice] = seq
         self._planner.add(seq)
+
+    def _is_held(self, seq: LiveSequence) -> bool:
+        return seq.key in self._held_keys or seq in self._grammar_wait
+
+    def _fail(self, seq: LiveSequence, error: BusllmError) -> None:
+        """Gives a sequence up, with the reason for its client."""
+        self._drop(seq)
+        self._outbox.failed(seq, error)
 
     def _adopt(self, seq: LiveSequence, request: SequenceRequest) -> None:
         self._outbox.take_back(seq)
@@ -234,10 +255,10 @@ class Engine:
     def _forget(self, seq: LiveSequence) -> None:
         self._is_stalled = False
         seq.ended = True
+        self._grammar_wait.discard(seq)
         uid, choice = seq.key
-        choices = self._sequences[uid]
-        del choices[choice]
-        if not choices:
+        del self._sequences[uid][choice]
+        if not self._sequences[uid]:
             del self._sequences[uid]
         self._planner.remove(seq)
 
@@ -247,8 +268,6 @@ class Engine:
         self._planner.answered(seq.num_output_tokens)
         self._outbox.tokens(seq, first, reason)
         self._outbox.finished(seq, reason)
-
-    # ------------------------------------------------------------ results
 
     def _take_landed(self, landed: LandedRow) -> None:
         seq, row = landed.seq, landed.row
@@ -261,6 +280,9 @@ class Engine:
     def _take_values(self, landed: LandedRow) -> None:
         seq, row = landed.seq, landed.row
         first = seq.num_output_tokens
+        if landed.error is not None:
+            self._fail(seq, landed.error)
+            return
         if landed.prompt_logprobs is not None:
             seq.score_prompt(landed.prompt_logprobs)
         if row.start < seq.prefill_end == row.start + row.num_tokens:

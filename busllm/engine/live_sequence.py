@@ -66,7 +66,9 @@ class LiveSequence:
         self.num_tokens = self.num_prompt_tokens + len(request.output_ids)
         room = max_context_tokens - self.num_prompt_tokens
         self.max_output_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        self.ends = frozenset(params.stop_token_ids + (() if params.ignore_eos else eos_token_ids))
+        # Under a grammar the end of turn comes where it is wanted, and nothing may follow it.
+        ignores_eos = params.ignore_eos and params.grammar is None
+        self.ends = frozenset(params.stop_token_ids + (() if ignores_eos else eos_token_ids))
         self.logprobs: list[TokenLogprobs] = []
         # An earlier attempt delivered the prompt's logprobs with its first token.
         self.scores_prompt = params.prompt_logprobs is not None and not len(request.output_ids)

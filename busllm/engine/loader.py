@@ -25,6 +25,7 @@ from busllm.engine.models.protocol import CausalModel, CausalModelConfig
 from busllm.engine.parallel.group import Group
 from busllm.engine.runner import ModelInfo
 from busllm.errors import ModelError
+from busllm.grammar.compiler import GrammarCompiler
 from busllm.model_store.description import describe
 from busllm.model_store.files import ModelFiles, read_json
 from busllm.model_store.resolve import resolve
@@ -50,13 +51,19 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention: str = AUTO
 
 
-def load_runner(source: str | ModelFiles, config: LoadConfig | None = None, group: Group | None = None) -> ModelRunner:
+def load_runner(
+    source: str | ModelFiles,
+    config: LoadConfig | None = None,
+    group: Group | None = None,
+    grammars: GrammarCompiler | None = None,
+) -> ModelRunner:
     """Loads a model, or one rank's part of it.
 
     Args:
         source: what `model_store.resolve` takes, or files that it found.
         config: how; None = every default.
         group: the ranks that the model is split among; need not be connected yet. None = it is not split.
+        grammars: of the model; None = no request will have one.
 
     Raises:
         ModelError: the files are missing or damaged, the architecture is not supported, tensors are missing, unknown
@@ -84,6 +91,7 @@ def load_runner(source: str | ModelFiles, config: LoadConfig | None = None, grou
         dtype=dtype,
         attention=factory,
         group=group,
+        grammars=grammars,
         recorder=recorder_for(decoder.config, device, num_ranks=1 if group is None else group.shard.num_ranks),
     )
 

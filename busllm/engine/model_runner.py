@@ -7,7 +7,7 @@ Next on the path: `engine/engine.py`, which collects the result.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,7 +27,8 @@ from busllm.engine.sampler import Sampled
 from busllm.engine.slot_states import SlotShape, SlotStates
 from busllm.engine.staging import to_device
 from busllm.errors import EngineError
-from busllm.plan import PlanRow, PromptLogprobs, SampledRow, StepPlan, StepResult, TokenLogprobs
+from busllm.grammar.compiler import GrammarCompiler
+from busllm.plan import PlanRow, PromptLogprobs, StepPlan, StepResult
 
 HEAD_ROWS = 256  # hidden rows that go through the head at once when a whole prompt's log probabilities are wanted
 
@@ -67,6 +68,7 @@ class ModelRunner:
         device, dtype: of the KV cache.
         attention: makes the backend.
         group: the ranks that share the model; None = it is whole.
+        grammars: of the model; None = no request has one.
         recorder: of decode steps, for attention that can be recorded; None = every step is launched kernel by kernel.
     """
 
@@ -79,6 +81,7 @@ class ModelRunner:
         dtype: torch.dtype,
         attention: AttentionFactory,
         group: Group | None = None,
+        grammars: GrammarCompiler | None = None,
         recorder: GraphRecorder | None = None,
     ) -> None:
         self._decoder = decoder
@@ -86,6 +89,7 @@ class ModelRunner:
         self._device = device
         self._dtype = dtype
         self._attention = attention
+        self._grammars = grammars
         self._recorder = recorder
         self._group = group or Alone()
         self._allocated: _Allocated | None = None
@@ -124,7 +128,7 @@ class ModelRunner:
             eos_token_ids=self._model.eos_token_ids,
             device=self._device,
         )
-        slots = SlotStates(slot_shape)
+        slots = SlotStates(slot_shape, self._grammars)
         self._allocated = _Allocated(
             forward=make_forward(self._decoder, self._attention(attention_config(shape, kv)), slots, self._recorder),
             tables=SlotPages(
@@ -172,15 +176,7 @@ class ModelRunner:
         if step is None:
             raise EngineError(f"step {handle} was not launched or was collected before")
         step.mark.wait()
-        rows: tuple[SampledRow, ...] = ()
-        if step.sampled is not None:
-            logprobs: dict[int, TokenLogprobs] = {}
-            if step.sampled.logprobs is not None:
-                logprobs = dict(zip(step.sampled.logprob_rows, step.sampled.logprobs.collect(), strict=True))
-            rows = tuple(
-                SampledRow(slot, (token_id,), (logprobs[index],) if index in logprobs else ())
-                for index, (slot, token_id) in enumerate(zip(step.slots, step.sampled.token_ids.tolist(), strict=True))
-            )
+        rows = () if step.sampled is None else step.sampled.rows(step.slots)
         prompts = tuple(
             PromptLogprobs(prompt.slot, prompt.start, tuple(entry for part in prompt.parts for entry in part.collect()))
             for prompt in step.prompts
@@ -201,6 +197,7 @@ class ModelRunner:
             dtype=self._dtype,
             attention=self._attention,
             group=self._group,
+            grammars=self._grammars,
         )
 
     def _memory(self) -> _Allocated:
@@ -246,7 +243,7 @@ class ModelRunner:
         sampled = sample_together(logits, slots, positions, memory.slots, self._group)
         self._remember(number, slots, positions, sampled.token_ids, memory)
         logprobs = None if sampled.logprobs is None else sampled.logprobs.to_host()
-        return Sampled(copy_to_host(sampled.token_ids), sampled.logprob_rows, logprobs)
+        return replace(sampled, token_ids=copy_to_host(sampled.token_ids), logprobs=logprobs)
 
     def _remember(
         self, number: int, slots: np.ndarray, positions: np.ndarray, token_ids: torch.Tensor, memory: _Allocated

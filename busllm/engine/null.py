@@ -2,7 +2,7 @@
 
 Owns: the tokens of `source = "null"`: token = f(seed, position, prompt), printable ASCII. Step and load time can be
 set. Temperature, penalties, biases and all else that shapes a distribution are ignored, for there is none.
-`min_tokens`, end-of-turn and stop tokens are honoured.
+`min_tokens`, end-of-turn and stop tokens and grammars are honoured.
 Does not know: pages beyond what `engine/plan_check.py` checks for it.
 """
 
@@ -13,10 +13,13 @@ import time
 from collections import deque
 
 import numpy as np
+import numpy.typing as npt
 
 from busllm.engine.plan_check import PlanCheck
 from busllm.engine.runner import ModelInfo
-from busllm.errors import EngineError
+from busllm.engine.slot_grammars import SlotGrammars
+from busllm.errors import EngineError, InvalidRequest
+from busllm.grammar.compiler import GrammarCompiler
 from busllm.plan import PlanRow, PromptLogprobs, SampledRow, SlotOpened, StepPlan, StepResult, TokenLogprobs
 from busllm.sampling import SamplingParams, mix64
 
@@ -43,17 +46,33 @@ class NullSequence:
         self._params = params
         self._eos_one_in = eos_one_in
 
-    def token(self, position: int) -> int:
-        """The token at `position`, counted from the prompt's first."""
+    def token(self, position: int, allowed: npt.NDArray[np.bool_] | None = None) -> int:
+        """The token at `position`, counted from the prompt's first.
+
+        Args:
+            allowed: bool (NULL_VOCAB_SIZE,), what the grammar leaves; None = there is none.
+        """
         draw = mix64(self._key ^ position)
         may_end = position - self._num_prompt_tokens >= self._params.min_tokens
-        if may_end and self._eos_one_in is not None and mix64(draw) % self._eos_one_in == 0:
+        wants_end = may_end and self._eos_one_in is not None and mix64(draw) % self._eos_one_in == 0
+        if allowed is not None:
+            return self._allowed_token(draw, allowed, wants_end)
+        if wants_end:
             return NULL_EOS_TOKEN_ID
         for offset in range(_NUM_PRINTABLE):
             token_id = _FIRST_PRINTABLE + (draw + offset) % _NUM_PRINTABLE
             if may_end or token_id not in self._params.stop_token_ids:
                 return token_id
         raise EngineError("every printable token is a stop token, and min_tokens forbids them all")
+
+    def _allowed_token(self, draw: int, allowed: npt.NDArray[np.bool_], wants_end: bool) -> int:
+        """An end when it is wanted and allowed, else something printable if there is, else anything."""
+        if wants_end and allowed[NULL_EOS_TOKEN_ID]:
+            return NULL_EOS_TOKEN_ID
+        printable = _FIRST_PRINTABLE + np.flatnonzero(allowed[_FIRST_PRINTABLE : _FIRST_PRINTABLE + _NUM_PRINTABLE])
+        others = np.flatnonzero(allowed)
+        choices = printable if printable.size else others[others != NULL_EOS_TOKEN_ID]
+        return int(choices[draw % choices.size]) if choices.size else NULL_EOS_TOKEN_ID
 
 
 def null_logprobs(token_id: int, num_top: int) -> TokenLogprobs:
@@ -66,7 +85,21 @@ class _Slot:
     def __init__(self, opened: SlotOpened, eos_one_in: int | None) -> None:
         self.params = opened.params
         self.prompt = opened.token_ids[: 4 * opened.num_prompt_tokens]
+        self.new_tokens = np.frombuffer(opened.token_ids, dtype="<i4")[opened.num_prompt_tokens :].tolist()
         self.sequence = NullSequence(self.prompt, opened.params, opened.seed, eos_one_in)
+
+    def sample(self, slot: int, position: int, grammars: SlotGrammars) -> SampledRow:
+        """The token at a position. It depends on the ones before by the grammar alone."""
+        grammar, allowed = self.params.grammar, None
+        if grammar is not None:
+            try:
+                allowed = grammars.allowed(slot, grammar, self.params, self.new_tokens)
+            except InvalidRequest as error:
+                return SampledRow(slot, (NULL_EOS_TOKEN_ID,), failure=error.message)
+        token_id = self.sequence.token(position, allowed)
+        self.new_tokens = [token_id]
+        num_top = self.params.logprobs
+        return SampledRow(slot, (token_id,), () if num_top is None else (null_logprobs(token_id, num_top),))
 
 
 class NullRunner:
@@ -79,6 +112,7 @@ class NullRunner:
         max_context_tokens: of the model.
         eos_one_in: see `NullSequence`; None = answers end by `max_tokens` only.
         check_plans: whether every plan is checked as a strict executor would.
+        grammars: of the null model; None = no request has one.
     """
 
     def __init__(
@@ -90,6 +124,7 @@ class NullRunner:
         max_context_tokens: int = 8192,
         eos_one_in: int | None = None,
         check_plans: bool = True,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._step_time_s = step_time_s
         self._load_time_s = load_time_s
@@ -98,6 +133,7 @@ class NullRunner:
         self._check_plans = check_plans
         self._check: PlanCheck | None = None
         self._slots: dict[int, _Slot] = {}
+        self._grammars = SlotGrammars(grammars)
         self._launched: deque[tuple[StepPlan, float]] = deque()
         self._busy_until_s = 0.0
         self._model = ModelInfo(
@@ -164,6 +200,7 @@ class NullRunner:
     def _execute(self, plan: StepPlan) -> StepResult:
         for slot in plan.closed:
             del self._slots[slot]
+            self._grammars.close(slot)
         for opened in plan.opened:
             self._slots[opened.slot] = _Slot(opened, self._eos_one_in)
         return StepResult(
@@ -173,11 +210,7 @@ class NullRunner:
         )
 
     def _sample(self, row: PlanRow) -> SampledRow:
-        slot = self._slots[row.slot]
-        token_id = slot.sequence.token(row.start + row.num_tokens)
-        num_top = slot.params.logprobs
-        logprobs = () if num_top is None else (null_logprobs(token_id, num_top),)
-        return SampledRow(row.slot, (token_id,), logprobs)
+        return self._slots[row.slot].sample(row.slot, row.start + row.num_tokens, self._grammars)
 
     def _score(self, row: PlanRow) -> PromptLogprobs:
         """Position i is predicted by the row's hidden state at i - 1; the prompt's last one predicts the output."""

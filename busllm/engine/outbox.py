@@ -6,8 +6,11 @@ Does not know: who reads them.
 
 from __future__ import annotations
 
+import msgspec
+
 from busllm.engine.live_sequence import LiveSequence
-from busllm.engine.sequence import FinishReason, SequenceEvent, SequenceTokens, StepOutput
+from busllm.engine.sequence import FinishReason, SequenceEvent, SequenceFailure, SequenceTokens, StepOutput
+from busllm.errors import BusllmError
 
 
 class Outbox:
@@ -16,9 +19,10 @@ class Outbox:
     def __init__(self) -> None:
         self._tokens: list[SequenceTokens] = []
         self._events: list[SequenceEvent] = []
+        self._failures: list[SequenceFailure] = []
 
     def __bool__(self) -> bool:
-        return bool(self._tokens or self._events)
+        return bool(self._tokens or self._events or self._failures)
 
     def event(self, seq: LiveSequence, name: str, **data: int | str) -> None:
         """Something happened to a sequence."""
@@ -45,12 +49,17 @@ class Outbox:
         """The event of a sequence that came to its own end."""
         self.event(seq, "finished", completion_tokens=seq.num_output_tokens, reason=reason.value)
 
+    def failed(self, seq: LiveSequence, error: BusllmError) -> None:
+        """A sequence is given up."""
+        request = msgspec.structs.replace(seq.request, attempt=seq.attempt)
+        self._failures.append(SequenceFailure(request, error))
+
     def take_back(self, seq: LiveSequence) -> None:
         """Drops tokens that have not been handed out: of a sequence that was aborted, or adopted once more."""
         self._tokens = [entry for entry in self._tokens if (entry.uid, entry.choice) != seq.key]
 
     def take(self) -> StepOutput:
         """Hands out what there is."""
-        output = StepOutput(tuple(self._tokens), tuple(self._events))
-        self._tokens, self._events = [], []
+        output = StepOutput(tuple(self._tokens), tuple(self._events), tuple(self._failures))
+        self._tokens, self._events, self._failures = [], [], []
         return output

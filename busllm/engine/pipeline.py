@@ -15,7 +15,7 @@ from busllm.engine.live_sequence import LiveSequence
 from busllm.engine.plan_draft import PlannedStep
 from busllm.engine.planner import Planner
 from busllm.engine.runner import Runner
-from busllm.errors import EngineError
+from busllm.errors import EngineError, InvalidRequest
 from busllm.plan import PlanRow, PromptLogprobs, SampledRow, StepResult
 
 
@@ -33,6 +33,14 @@ class LandedRow(msgspec.Struct, frozen=True):
     row: PlanRow
     sampled: SampledRow | None
     prompt_logprobs: PromptLogprobs | None
+
+    @property
+    def error(self) -> InvalidRequest | None:
+        """Why the sequence cannot go on, if it cannot."""
+        if self.sampled is None or self.sampled.failure is None:
+            return None
+        grammar = self.seq.request.params.grammar
+        return InvalidRequest(self.sampled.failure, param=None if grammar is None else grammar.param)
 
 
 class Pipeline:

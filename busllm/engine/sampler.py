@@ -1,6 +1,7 @@
 """Chooses the next token of each row.
 
-Owns: the order of the work: raw log probabilities, edits, then the most likely token (temperature 0) or a draw.
+Owns: the order of the work: raw log probabilities, edits, the grammar's mask, then the most likely token (temperature
+0) or a draw.
 Does not know: the model, the plan. A row's settings never reach another row: each part works on the rows that ask for
 it and leaves the others as they are.
 Next on the path: `engine/model_runner.py`, which hands the tokens back.
@@ -8,33 +9,51 @@ Next on the path: `engine/model_runner.py`, which hands the tokens back.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from busllm.engine.draw import DrawSettings, draw
+from busllm.engine.grammar_mask import mask_logits
 from busllm.engine.logprobs import PendingLogprobs, token_logprobs
 from busllm.engine.penalties import IMPOSSIBLE, edit_logits
 from busllm.engine.rng import uniform
 from busllm.engine.slot_states import SlotStates
 from busllm.engine.staging import to_device
+from busllm.plan import SampledRow
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """Tokens of a step, still on the device.
+    """Tokens of a step, still on the device, or on their way to the host.
 
     Attributes:
         token_ids: int64 (num_rows,).
         logprob_rows: the rows whose requests asked for log probabilities.
         logprobs: of these rows; None = there are none.
+        failures: rows whose sequences cannot go on under their grammars, with the reason.
     """
 
     token_ids: torch.Tensor
     logprob_rows: tuple[int, ...]
     logprobs: PendingLogprobs | None
+    failures: Mapping[int, str] = field(default_factory=dict)
+
+    def rows(self, slots: Sequence[int]) -> tuple[SampledRow, ...]:
+        """One entry per row; what was copied to the host must have arrived.
+
+        Args:
+            slots: whose row it is.
+        """
+        entries = [] if self.logprobs is None else self.logprobs.collect()
+        logprobs = dict(zip(self.logprob_rows, entries, strict=True))
+        return tuple(
+            SampledRow(slot, (token_id,), (logprobs[row],) if row in logprobs else (), self.failures.get(row))
+            for row, (slot, token_id) in enumerate(zip(slots, self.token_ids.tolist(), strict=True))
+        )
 
 
 def sample(
@@ -58,12 +77,13 @@ def sample(
     with_logprobs = to_device(np.array(logprob_rows, dtype=np.int64), logits.device)
     raw = logits[with_logprobs] if logprob_rows else None  # a copy, before the edits
     edit_logits(logits, slots, positions, states)
+    failures = mask_logits(logits, slots, positions, states)
     token_ids = _choose(logits, slots, positions, states)
     logprobs = None
     if raw is not None:
         num_top = [num_top for num_top in asked if num_top is not None]
         logprobs = token_logprobs(raw, token_ids[with_logprobs], num_top)
-    return Sampled(token_ids, logprob_rows, logprobs)
+    return Sampled(token_ids, logprob_rows, logprobs, failures)
 
 
 def _choose(

@@ -12,6 +12,7 @@ import enum
 import msgspec
 import numpy as np
 
+from busllm.errors import BusllmError
 from busllm.plan import TokenLogprobs
 from busllm.sampling import SamplingParams
 
@@ -93,11 +94,19 @@ class SequenceEvent(msgspec.Struct, frozen=True):
     data: dict[str, int | str] = {}
 
 
+class SequenceFailure(msgspec.Struct, frozen=True):
+    """A sequence that the engine gives up. `request` has the current attempt; nothing follows."""
+
+    request: SequenceRequest
+    error: BusllmError
+
+
 class StepOutput(msgspec.Struct, frozen=True):
     """What one turn of the engine's loop gave, in order."""
 
     tokens: tuple[SequenceTokens, ...]
     events: tuple[SequenceEvent, ...]
+    failures: tuple[SequenceFailure, ...] = ()
 
 
 class SequenceProgress(msgspec.Struct, frozen=True):

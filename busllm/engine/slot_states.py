@@ -12,10 +12,12 @@ import msgspec
 import numpy as np
 import torch
 
+from busllm.engine.slot_grammars import SlotGrammars
 from busllm.engine.staging import to_device
 from busllm.errors import EngineError
+from busllm.grammar.compiler import GrammarCompiler
 from busllm.plan import SlotOpened
-from busllm.sampling import SamplingParams
+from busllm.sampling import Grammar, SamplingParams
 
 
 class SlotShape(msgspec.Struct, frozen=True):
@@ -39,6 +41,10 @@ class SlotShape(msgspec.Struct, frozen=True):
 class SlotStates:
     """Settings as host arrays, indexed by slot; tokens as one device array.
 
+    Args:
+        shape: sizes.
+        compiler: of the model's grammars; None = no request has one.
+
     Attributes:
         temperature, top_p, min_p: float64 (max_running,).
         top_k: int64; the vocabulary's size when the request has none.
@@ -46,11 +52,14 @@ class SlotStates:
         seeds: uint64.
         num_prompt_tokens: int64.
         min_tokens: int64, generated tokens before an end is possible.
+        has_grammar: bool.
+        grammars: where each slot is in its grammar.
         tokens: int64 (max_running, max_context_tokens) on the device, by position.
     """
 
-    def __init__(self, shape: SlotShape) -> None:
+    def __init__(self, shape: SlotShape, compiler: GrammarCompiler | None = None) -> None:
         self.shape = shape
+        self.grammars = SlotGrammars(compiler)
         size = shape.max_running
         self.temperature = np.zeros(size)
         self.top_p = np.ones(size)
@@ -62,6 +71,7 @@ class SlotStates:
         self.seeds = np.zeros(size, dtype=np.uint64)
         self.num_prompt_tokens = np.zeros(size, dtype=np.int64)
         self.min_tokens = np.zeros(size, dtype=np.int64)
+        self.has_grammar = np.zeros(size, dtype=np.bool_)
         self.tokens = torch.zeros((size, shape.max_context_tokens), dtype=torch.int64, device=shape.device)
         self._params: list[SamplingParams | None] = [None] * size
 
@@ -88,6 +98,7 @@ class SlotStates:
         self.seeds[slot] = opened.seed
         self.num_prompt_tokens[slot] = opened.num_prompt_tokens
         self.min_tokens[slot] = params.min_tokens
+        self.has_grammar[slot] = params.grammar is not None
         self.tokens[slot, : len(known)] = to_device(known, self.shape.device)
 
     def close(self, slot: int) -> None:
@@ -98,6 +109,7 @@ class SlotStates:
         """
         self.params(slot)
         self._params[slot] = None
+        self.grammars.close(slot)
 
     def params(self, slot: int) -> SamplingParams:
         """The settings of the sequence that holds a slot.
@@ -109,6 +121,17 @@ class SlotStates:
         if params is None:
             raise EngineError(f"slot {slot} is used, but no sequence holds it")
         return params
+
+    def grammar(self, slot: int) -> Grammar:
+        """The grammar of the sequence that holds a slot.
+
+        Raises:
+            EngineError: nobody holds it, or it has none.
+        """
+        grammar = self.params(slot).grammar
+        if grammar is None:
+            raise EngineError(f"slot {slot} has no grammar")
+        return grammar
 
     def ending_tokens(self, slot: int) -> tuple[int, ...]:
         """Tokens that end the sequence in a slot; impossible before `min_tokens`."""

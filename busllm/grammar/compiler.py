@@ -1,32 +1,35 @@
 """From a `Grammar` to a matcher.
 
-Owns: the translation of the kinds of grammars to the library's notation, the limits of what a grammar may cost, and a
-cache of compiled ones. May be used from several threads.
-Does not know: tokenizers, requests.
+Owns: what exists once the first grammar has come, and a cache of compiled ones. May be used from several threads.
+Does not know: tokenizers, requests, the notation of the library (`notation.py`, imported with the first grammar).
 Next on the path: `matcher.py`.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import assert_never
-
-import llguidance
-import msgspec
+from typing import TYPE_CHECKING
 
 from busllm.errors import InvalidRequest
-from busllm.grammar.matcher import GrammarMatcher, reason
+from busllm.grammar.matcher import GrammarMatcher
 from busllm.grammar.vocabulary import Vocabulary
 from busllm.sampling import Grammar, GrammarKind
 
+if TYPE_CHECKING:
+    import llguidance
+
 MAX_CACHED = 32
-MAX_LEXER_STATES = 50_000  # 1 to 2 kB each
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
-"""Between the words of JSON; bounded, because a small model may never come to an end of its blanks."""
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """What the first grammar loads; without a token that ends a turn there is no tokenizer."""
+
+    vocabulary: Vocabulary
+    tokenizer: llguidance.LLTokenizer | None
 
 
 class GrammarCompiler:
@@ -59,7 +62,10 @@ class GrammarCompiler:
         with self._looking:
             compiled = self._compiled.get(key)
         if compiled is None:
-            compiled = _compile(grammar, loaded.tokenizer)  # may take long; who has a compiled one does not wait
+            from busllm.grammar.notation import compile_grammar
+
+            # It may take long, so nobody who finds a compiled one waits for it.
+            compiled = compile_grammar(grammar, loaded.tokenizer)
         with self._looking:
             self._compiled[key] = compiled
             self._compiled.move_to_end(key)
@@ -71,72 +77,8 @@ class GrammarCompiler:
     def _vocabulary(self) -> _Loaded:
         with self._loading:
             if self._loaded is None:
+                from busllm.grammar.notation import make_tokenizer
+
                 vocabulary = self._load()
-                self._loaded = _Loaded(vocabulary, _tokenizer(vocabulary) if vocabulary.eos_token_ids else None)
+                self._loaded = _Loaded(vocabulary, make_tokenizer(vocabulary) if vocabulary.eos_token_ids else None)
             return self._loaded
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    """What the first grammar loads; without a token that ends a turn there is no tokenizer."""
-
-    vocabulary: Vocabulary
-    tokenizer: llguidance.LLTokenizer | None
-
-
-def _compile(grammar: Grammar, tokenizer: llguidance.LLTokenizer) -> llguidance.LLMatcher:
-    limits = llguidance.LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
-    matcher = llguidance.LLMatcher(tokenizer, _translated(grammar), log_level=0, limits=limits)
-    if matcher.is_error():
-        raise InvalidRequest(f"{grammar.param} does not compile: {reason(matcher.get_error())}", param=grammar.param)
-    return matcher
-
-
-def _translated(grammar: Grammar) -> str:
-    """The grammar in the library's notation."""
-    match grammar.kind:
-        case GrammarKind.JSON_SCHEMA:
-            try:
-                return llguidance.LLMatcher.grammar_from_json_schema(
-                    grammar.text, defaults={"whitespace_pattern": WHITESPACE}
-                )
-            except ValueError as error:
-                raise InvalidRequest(f"{grammar.param} is no JSON schema: {error}", param=grammar.param) from error
-        case GrammarKind.REGEX:
-            return llguidance.LLMatcher.grammar_from_regex(grammar.text)
-        case GrammarKind.CHOICE:
-            return llguidance.LLMatcher.grammar_from_lark(_choice(grammar))
-        case GrammarKind.LARK:
-            return llguidance.LLMatcher.grammar_from_lark(grammar.text)
-        case _:
-            assert_never(grammar.kind)
-
-
-def _choice(grammar: Grammar) -> str:
-    try:
-        texts = msgspec.json.decode(grammar.text, type=list[str])
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(f"{grammar.param} is no JSON list of texts: {error}", param=grammar.param) from error
-    if not any(texts):
-        raise InvalidRequest(f"{grammar.param} has no text to choose.", param=grammar.param)
-    return "start: " + " | ".join(json.dumps(text) for text in texts)
-
-
-def _tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
-    return llguidance.LLTokenizer(
-        llguidance.TokenizerWrapper(_Tokens(vocabulary)), eos_token=list(vocabulary.eos_token_ids)
-    )
-
-
-class _Tokens:
-    """A vocabulary as the library wants to see it."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.tokens: Sequence[bytes] = vocabulary.token_bytes
-        self.special_token_ids = sorted(vocabulary.special_ids)
-        self.eos_token_id = vocabulary.eos_token_ids[0]
-        self.bos_token_id = None
-        self._encode = vocabulary.encode
-
-    def __call__(self, text: str | bytes) -> list[int]:
-        return list(self._encode(text if isinstance(text, str) else text.decode(errors="replace")))

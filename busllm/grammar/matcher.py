@@ -12,12 +12,15 @@ answer may end. With `ignore_eos` the end of turn comes only when nothing else c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import llguidance
 import numpy as np
 import numpy.typing as npt
 
 from busllm.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import llguidance
 
 _SHOWN_CHARACTERS = 500
 

@@ -97,7 +97,8 @@ class StageBuilder:
                 from busllm.text.tokenizer import load_tokenizer
 
                 load = partial(load_tokenizer, self._files)
-                return TokenizerStage(load, self._model.max_context_tokens, self._model.vocab_size)
+                model = self._model
+                return TokenizerStage(load, model.max_context_tokens, model.vocab_size, model.eos_token_ids)
             case "detokenizer":
                 from busllm.stages.detokenizer.stage import DetokenizerStage
                 from busllm.text.tokenizer import load_tokenizer

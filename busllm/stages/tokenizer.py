@@ -1,7 +1,7 @@
 """The tokenizer: text in, token ids out, and on to a scheduler.
 
-Owns: the chat template, encoding (in a thread, all waiting requests in one batch), the length check, the choice of the
-scheduler replica.
+Owns: the chat template, encoding (in a thread, all waiting requests in one batch), the length check, the refusal of
+grammars that do not compile, the choice of the scheduler replica.
 Does not know: what becomes of a request after it was handed on. Pure: any tokenizer, twice if need be.
 Next on the path: `stages/scheduler/`.
 """
@@ -21,6 +21,7 @@ from busllm.actors.behaviour import MessageHandler
 from busllm.actors.directory import PeerChange, PeerNews
 from busllm.bus.protocol import BusEvent, Message
 from busllm.errors import BusllmError, ContextLengthExceeded, InvalidRequest
+from busllm.grammar.compiler import GrammarCompiler
 from busllm.messages.codec import encode, encode_json, pack_ids, unpack_ids
 from busllm.messages.control import ProbeAnswer, ProbedSequence, probe_decoder
 from busllm.messages.parts import Joiner, Part
@@ -31,6 +32,7 @@ from busllm.messages.to_tokenizer import ChatPrompt, Prompt, TextPrompt, Tokeniz
 from busllm.requests.routing import pick
 from busllm.requests.tombstones import Tombstones
 from busllm.text.tokenizer import Tokenizer
+from busllm.text.vocabulary import vocabulary_of
 
 T = TypeVar("T")
 
@@ -53,15 +55,28 @@ class DetokenizeQuestion(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TokenizerStage:
-    """Behaviour of a tokenizer actor."""
+    """Behaviour of a tokenizer actor.
+
+    Args:
+        load: the model's tokenizer, called in a thread.
+        max_context_tokens, vocab_size: of the model.
+        eos_token_ids: tokens that end a turn; without any, grammars are refused.
+    """
 
     kind = "tokenizer"
     is_unique = True
 
-    def __init__(self, load: Callable[[], Tokenizer], max_context_tokens: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        load: Callable[[], Tokenizer],
+        max_context_tokens: int,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...] = (),
+    ) -> None:
         self._load = load
         self._max_context_tokens = max_context_tokens
         self._vocab_size = vocab_size
+        self._grammars = GrammarCompiler(lambda: vocabulary_of(self._tokenizer, vocab_size, eos_token_ids))
         self._waiting: dict[str, Tokenize] = {}
         self._work = anyio.Event()
         self._tombstones = Tombstones()
@@ -160,6 +175,8 @@ class TokenizerStage:
         outcomes: list[tuple[bytes, ...] | BusllmError] = []
         for request in batch:
             try:
+                if request.params.grammar is not None:
+                    self._grammars.matcher(request.params.grammar)
                 outcomes.append(tuple(pack_ids(ids) for ids in self._encode(request.prompts)))
             except BusllmError as error:
                 outcomes.append(error)

@@ -20,8 +20,9 @@ from busllm.actors.clock import SystemClock, Timings
 from busllm.bus.protocol import Bus
 from busllm.engine.engine import Engine, EngineConfig
 from busllm.engine.null import NullRunner
+from busllm.grammar.compiler import GrammarCompiler
 from busllm.messages.to_tokenizer import TextPrompt
-from busllm.model_store.description import NULL_MAX_CONTEXT_TOKENS, NULL_VOCAB_SIZE
+from busllm.model_store.description import NULL_EOS_TOKEN_ID, NULL_MAX_CONTEXT_TOKENS, NULL_VOCAB_SIZE
 from busllm.requests.generation import GenerationRequest
 from busllm.requests.owner import RequestOwner
 from busllm.requests.owner_behaviour import OwnerBehaviour
@@ -31,6 +32,7 @@ from busllm.stages.scheduler.stage import SchedulerStage
 from busllm.stages.tokenizer import TokenizerStage
 from busllm.telemetry.trace import TraceLevel
 from busllm.text.null_tokenizer import NullTokenizer
+from busllm.text.vocabulary import vocabulary_of
 
 FAST_TIMINGS = Timings(
     heartbeat_s=0.05,
@@ -129,7 +131,7 @@ class Stack:
             case "owner":
                 return OwnerBehaviour("client", self.owner, is_unique=False)
             case "tokenizer":
-                return TokenizerStage(NullTokenizer, NULL_MAX_CONTEXT_TOKENS, NULL_VOCAB_SIZE)
+                return TokenizerStage(NullTokenizer, NULL_MAX_CONTEXT_TOKENS, NULL_VOCAB_SIZE, (NULL_EOS_TOKEN_ID,))
             case "detokenizer":
                 return DetokenizerStage(NullTokenizer)
             case "scheduler":
@@ -138,7 +140,9 @@ class Stack:
                 raise ValueError(f"there is no stage kind {kind!r}")
 
     def _make_engine(self) -> Engine:
-        return Engine(NullRunner(step_time_s=self._config.step_time_s), self._config.engine)
+        grammars = GrammarCompiler(lambda: vocabulary_of(NullTokenizer(), NULL_VOCAB_SIZE, (NULL_EOS_TOKEN_ID,)))
+        runner = NullRunner(step_time_s=self._config.step_time_s, grammars=grammars)
+        return Engine(runner, self._config.engine, grammars)
 
 
 def request(prompt: str, *, max_tokens: int = 32, n: int = 1, **sampling: Any) -> GenerationRequest:

@@ -11,7 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from busllm.grammar.vocabulary import Vocabulary
-from busllm.text.tokenizer import Tokenizer
+from busllm.model_store.description import describe
+from busllm.model_store.files import ModelFiles
+from busllm.text.tokenizer import Tokenizer, load_tokenizer
+
+
+def load_vocabulary(files: ModelFiles) -> Vocabulary:
+    """Reads a model's tokens from its files.
+
+    Raises:
+        ModelError: it has no tokenizer, or files are damaged.
+    """
+    description = describe(files)
+    return vocabulary_of(load_tokenizer(files), description.vocab_size, description.eos_token_ids)
 
 
 def vocabulary_of(tokenizer: Tokenizer, num_logits: int, eos_token_ids: tuple[int, ...]) -> Vocabulary:

@@ -7,6 +7,8 @@ Next on the path: `engine/engine.py`.
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from busllm.engine.engine import Engine, EngineConfig
@@ -14,7 +16,9 @@ from busllm.engine.free_memory import free_memory_bytes
 from busllm.engine.openmp import calm_openmp
 from busllm.engine.runner import Runner
 from busllm.errors import ConfigError
+from busllm.grammar.compiler import GrammarCompiler
 from busllm.model_store.files import ModelFiles
+from busllm.text.vocabulary import load_vocabulary
 from busllm.topology.config import DEFAULT_KV_TOKENS, ModelConfig, SchedulerConfig
 from busllm.topology.sizes import parse_memory
 
@@ -30,7 +34,8 @@ def build_engine(files: ModelFiles, model: ModelConfig, scheduler: SchedulerConf
         ModelError: the model cannot be served.
         ConfigError: the sizes cannot work.
     """
-    runner = _null_runner(model) if files.is_null else _model_runner(files, model, scheduler)
+    grammars = GrammarCompiler(partial(load_vocabulary, files))
+    runner = _null_runner(model, grammars) if files.is_null else _model_runner(files, model, scheduler, grammars)
     page_tokens = AUTO_PAGE_TOKENS if scheduler.page_tokens == "auto" else scheduler.page_tokens
     max_context_tokens = min(
         model.max_context_tokens or runner.model.max_context_tokens, runner.model.max_context_tokens
@@ -50,7 +55,7 @@ def build_engine(files: ModelFiles, model: ModelConfig, scheduler: SchedulerConf
         prefix_cache=scheduler.prefix_cache == "radix",
     )
     config = msgspec.structs.replace(config, num_pages=_num_pages(scheduler, runner, config))
-    return Engine(runner, config)
+    return Engine(runner, config, grammars)
 
 
 def _num_pages(scheduler: SchedulerConfig, runner: Runner, config: EngineConfig) -> int:
@@ -77,15 +82,19 @@ def _memory_bytes(kv_memory: str | float, runner: Runner, config: EngineConfig) 
     return kv_bytes_of_share(runner, kv_memory, config)
 
 
-def _null_runner(model: ModelConfig) -> Runner:
+def _null_runner(model: ModelConfig, grammars: GrammarCompiler) -> Runner:
     from busllm.engine.null import NullRunner
     from busllm.topology.config import NullConfig
 
     null = model.null or NullConfig()
-    return NullRunner(step_time_s=null.step_time_s, load_time_s=null.load_time_s, eos_one_in=null.eos_one_in)
+    return NullRunner(
+        step_time_s=null.step_time_s, load_time_s=null.load_time_s, eos_one_in=null.eos_one_in, grammars=grammars
+    )
 
 
-def _model_runner(files: ModelFiles, model: ModelConfig, scheduler: SchedulerConfig) -> Runner:
+def _model_runner(
+    files: ModelFiles, model: ModelConfig, scheduler: SchedulerConfig, grammars: GrammarCompiler
+) -> Runner:
     calm_openmp()
     from busllm.engine.loader import LoadConfig, load_runner  # imports torch
 
@@ -95,4 +104,4 @@ def _model_runner(files: ModelFiles, model: ModelConfig, scheduler: SchedulerCon
             key="model.quantization",
         )
     config = LoadConfig(device=scheduler.device, dtype=model.dtype, attention=scheduler.attention)
-    return load_runner(files, config)
+    return load_runner(files, config, grammars=grammars)

@@ -27,7 +27,7 @@ Command = Callable[[Engine], None]
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The engine does not take a sequence."""
+    """The engine does not take a sequence, or gives it up."""
 
     request: SequenceRequest
     error: BusllmError
@@ -199,6 +199,8 @@ class EngineThread:
         self._step_began_at = None
         self._statistics = engine.statistics()
         self._put(output)
+        for failure in output.failures:
+            self._put(Refused(failure.request, failure.error))
 
 
 def _ignore(_: object) -> None:

@@ -1,0 +1,86 @@
+"""Sequences whose grammar is being compiled, in a thread of its own: a step never waits long for one.
+
+Owns: which sequences wait, and the thread.
+Does not know: the queue (the engine holds such a sequence there), what a grammar is.
+Next on the path: `busllm/grammar/compiler.py`; the runner finds the compiled grammar there.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from busllm.engine.live_sequence import LiveSequence
+from busllm.engine.sequence import SequenceRequest
+from busllm.errors import BusllmError, InvalidRequest
+from busllm.grammar.compiler import GrammarCompiler
+
+LOOK_S = 0.002
+"""How long a step may wait: most grammars take less, and the sequence does not miss the step."""
+
+
+class GrammarWait:
+    """Waiting sequences.
+
+    Args:
+        compiler: of the model; None = it takes no grammars.
+    """
+
+    def __init__(self, compiler: GrammarCompiler | None) -> None:
+        self._compiler = compiler
+        self._waiting: dict[LiveSequence, Future[object]] = {}
+        self._thread: ThreadPoolExecutor | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, seq: LiveSequence) -> bool:
+        return seq in self._waiting
+
+    def check(self, request: SequenceRequest) -> None:
+        """Refuses a grammar where there is no compiler.
+
+        Raises:
+            InvalidRequest: names the field.
+        """
+        grammar = request.params.grammar
+        if grammar is not None and self._compiler is None:
+            raise InvalidRequest(f"{grammar.param} is not supported by this model.", param=grammar.param)
+
+    def begin(self, seq: LiveSequence) -> None:
+        """Begins to compile the grammar of a sequence; one without a grammar does not wait."""
+        grammar = seq.request.params.grammar
+        if grammar is None or self._compiler is None:
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
+        self._waiting[seq] = self._thread.submit(self._compiler.matcher, grammar)
+
+    def take_ready(self) -> list[tuple[LiveSequence, BusllmError | None]]:
+        """Sequences that wait no longer, each with the error of its grammar, if it has one."""
+        if not self._waiting:
+            return []
+        concurrent.futures.wait(self._waiting.values(), LOOK_S, concurrent.futures.FIRST_COMPLETED)
+        ready = [(seq, future) for seq, future in self._waiting.items() if future.done()]
+        for seq, _ in ready:
+            del self._waiting[seq]
+        return [(seq, _error_of(future)) for seq, future in ready]
+
+    def discard(self, seq: LiveSequence) -> None:
+        """The sequence has ended."""
+        future = self._waiting.pop(seq, None)
+        if future is not None:
+            future.cancel()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _error_of(future: Future[object]) -> BusllmError | None:
+    try:
+        future.result()
+    except BusllmError as error:
+        return error
+    return None
