@@ -2,7 +2,7 @@
 
 Owns: the names and types of every field, with the sentence that documents each (the OpenAPI document shows them).
 Does not know: ranges (`busllm/sampling.py`), how a body is decoded (`decoding.py`), what a field means
-(`sampling_fields.py`, `chat.py`, `completions.py`).
+(`sampling_fields.py`, `grammar_fields.py`, `chat.py`, `completions.py`).
 
 A field is in one of three groups. Applied: it does what it says. Without effect: part of OpenAI's API, and leaving it
 out changes nothing in the text; it is accepted so that clients work. Refused: it would change the meaning and is not
@@ -16,6 +16,8 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+
+from busllm.stages.frontend.grammar_fields import ResponseFormat, StructuredOutputs
 
 
 def _limits(description: str, low: float | None = None, high: float | None = None) -> Meta:
@@ -62,6 +64,10 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ignore_eos: Annotated[Switch, Meta(description="The model's own end does not end the answer.")] = None
     skip_special_tokens: Annotated[Switch, Meta(description="false = special tokens appear in the text.")] = None
     seed: Annotated[Count, _limits("Same seed, same request, same answer.", -(2**63), 2**63 - 1)] = None
+    response_format: Annotated[ResponseFormat | None, Meta(description="What the answer must look like.")] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None, Meta(description="The same in more forms; one of the two.")
+    ] = None
 
     user: WithoutEffect = None
     metadata: WithoutEffect = None
@@ -92,7 +98,6 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_fields=
     tool_choice: Refused = None
     functions: Refused = None
     function_call: Refused = None
-    response_format: Refused = None
     modalities: Refused = None
     audio: Refused = None
     moderation: Refused = None
@@ -110,7 +115,6 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_f
 
     suffix: Refused = None
     best_of: Refused = None
-    response_format: Refused = None
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,6 +14,7 @@ import msgspec
 from busllm.errors import InvalidRequest, ModelNotFound
 from busllm.sampling import MAX_LOGPROBS, SamplingParams, check_sampling
 from busllm.stages.frontend.bodies import GenerationBody, Refused
+from busllm.stages.frontend.grammar_fields import grammar_of
 from busllm.stages.frontend.settings import FrontendSettings
 
 MAX_N = 128
@@ -25,7 +26,6 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
@@ -132,6 +132,7 @@ def sampling_params(
         logit_bias=_logit_bias(body.logit_bias),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        grammar=grammar_of(body.response_format, body.structured_outputs),
     )
     check_sampling(params, settings.vocab_size)
     return params
