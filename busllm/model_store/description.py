@@ -15,6 +15,7 @@ import msgspec
 
 from busllm.errors import ModelError
 from busllm.model_store.files import ModelFiles, read_json
+from busllm.model_store.refusals import refuse_other_kinds
 
 # Enough of a weight file to have a GGUF's metadata or the whole header of most safetensors.
 _HEAD_BYTES = 64 * 1024
@@ -48,7 +49,7 @@ def describe(files: ModelFiles) -> ModelDescription:
     """Describes a model from its small files.
 
     Raises:
-        ModelError: no configuration, or one that does not say what is needed.
+        ModelError: no configuration, one of another kind of model, or one that does not say what is needed.
     """
     if files.is_null:
         return ModelDescription(
@@ -62,6 +63,7 @@ def describe(files: ModelFiles) -> ModelDescription:
     if files.config is None:
         raise ModelError(f"The model {files.name!r} has no config.json.")
     config = text_config(read_json(files.config))
+    refuse_other_kinds(config)
     generation = read_json(files.generation_config) if files.generation_config else {}
     return ModelDescription(
         name=files.name,

@@ -36,6 +36,23 @@ def test_the_default_model_is_described_from_its_small_files():
     assert description.has_chat_template
 
 
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"architectures": ["ViTForImageClassification"]}, "it classifies images"),
+        ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "it has an encoder"),
+        ({"architectures": ["LlamaModel"]}, "it gives embeddings and no next token"),
+    ],
+)
+def test_another_kind_of_model_is_refused_by_what_it_is_and_not_by_what_it_lacks(tmp_path: Path, config, reason):
+    with pytest.raises(ModelError, match=f"cannot be served: {reason}"):
+        describe(_files(tmp_path, config))
+
+
+def test_a_model_with_a_head_is_described_though_its_name_ends_in_model(tmp_path: Path):
+    assert describe(_files(tmp_path, CONFIG | {"architectures": ["GPT2LMHeadModel"]})).vocab_size == 10
+
+
 def test_the_null_model_is_described():
     description = describe(resolve("null"))
     assert (description.vocab_size, description.max_context_tokens, description.eos_token_ids) == (

@@ -23,7 +23,6 @@ from transformers.utils import logging as transformers_logging
 from busllm.engine.attention.protocol import AttentionFactory
 from busllm.engine.models.hooked.hook import EAGER, AttentionHook
 from busllm.engine.models.hooked.hooked_model import HookedModel, body_of
-from busllm.engine.models.hooked.refusals import refuse_by_name
 from busllm.engine.models.hooked.self_test import check, sample_sequences
 from busllm.errors import ModelError
 
@@ -63,7 +62,7 @@ def load_hooked(directory: Path, raw: Mapping[str, Any], settings: HookedSetting
         ModelError: the model cannot be served, and why.
     """
     architecture: str = raw["architectures"][0]
-    refuse_by_name(architecture, raw, frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()))
+    _refuse_unknown(architecture, raw)
     try:
         model = _load(directory, architecture, settings)
         return _prepare(model, settings)
@@ -75,6 +74,13 @@ def load_hooked(directory: Path, raw: Mapping[str, Any], settings: HookedSetting
             f"{architecture} cannot be served: its code in transformers stopped with "
             f"{type(error).__name__}: {reason[0]}"
         ) from error
+
+
+def _refuse_unknown(architecture: str, raw: Mapping[str, Any]) -> None:
+    if architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        return
+    custom = " Its repository brings code of its own, which is not run." if raw.get("auto_map") else ""
+    raise ModelError(f"{architecture} cannot be served: this version of transformers does not have it.{custom}")
 
 
 def _load(directory: Path, architecture: str, settings: HookedSettings) -> PreTrainedModel:
