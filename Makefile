@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 MODEL ?= smollm2-135m
+GPU_PYTHON ?=
 TOPOLOGY ?=
 
 BIN := .venv/bin
@@ -12,7 +13,7 @@ SOURCES := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test test-long test-all check format bench model
+.PHONY: help install up test test-long test-all gpu-check check format bench model
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +31,9 @@ test-long: $(DEVELOPMENT) model  ## the slow tests
 
 test-all: $(DEVELOPMENT) model  ## both in one run, with one summary
 	$(BIN)/python -m pytest
+
+gpu-check: $(if $(GPU_PYTHON),,$(DEVELOPMENT))  ## tests and throughput on a CUDA device (GPU_PYTHON=python: an environment as it is)
+	$(or $(GPU_PYTHON),$(BIN)/python) -m tests.gpu.check
 
 check: $(DEVELOPMENT)  ## format, lint, types, import floors
 	$(BIN)/ruff format --check .

@@ -5,63 +5,35 @@ from __future__ import annotations
 import importlib.util
 import inspect
 
-import numpy as np
 import pytest
 import torch
 
 from busllm.engine.attention.flashinfer_attention import FlashInferAttention
 from busllm.engine.attention.flashinfer_library import load_flashinfer
 from busllm.engine.attention.paged_rows import decode_rows, pad_decode_rows, prefill_rows
-from busllm.engine.attention.protocol import AttentionConfig
 from busllm.engine.attention.torch_attention import TorchAttention
-from busllm.engine.batch import RaggedBatch, SlotPages, make_batch
 from busllm.engine.graphs import RecordableAttention
 from busllm.engine.kv_cache import KVShape
 from busllm.errors import MissingPackage, ModelError
-from busllm.plan import PagesAssigned, PlanRow, StepPlan
+from tests.engine.flashinfer.rows import (
+    DIM,
+    HEADS,
+    NUM_DECODE_ROWS,
+    PAGES,
+    ROWS,
+    WINDOWS,
+    Rows,
+    batch_of,
+    config,
+    fill,
+    queries_for,
+)
 from tests.engine.flashinfer.stand_in import SIGNATURES, StandInFlashInfer
-
-HEADS, KV_HEADS, DIM, PAGE, PAGES = 6, 2, 64, 4, 64
-WINDOWS = (None, 5, None, 1)
-ROWS = ((0, 1), (7, 1), (8, 1), (30, 1), (0, 3), (4, 9), (17, 2))  # (tokens before, tokens of the step)
-NUM_DECODE_ROWS = 4
-SHAPE = KVShape(len(WINDOWS), KV_HEADS, DIM, PAGES, PAGE, torch.bfloat16, torch.device("cpu"))
-
-
-def config(soft_cap: float | None = None, kv: KVShape = SHAPE, **options: object) -> AttentionConfig:
-    return AttentionConfig(HEADS, 0.3, WINDOWS, kv, soft_cap, **options)  # type: ignore[arg-type]
 
 
 def flashinfer(soft_cap: float | None = None) -> tuple[FlashInferAttention, StandInFlashInfer]:
     library = StandInFlashInfer()
     return FlashInferAttention(config(soft_cap), library, workspace_bytes=64), library
-
-
-def batch_of(rows: tuple[tuple[int, int], ...], num_decode_rows: int) -> tuple[RaggedBatch, SlotPages]:
-    tables = SlotPages(max_running=16, max_context_tokens=64, num_pages=PAGES, page_tokens=PAGE)
-    free = iter(np.random.default_rng(1).permutation(PAGES).tolist())
-    plan_rows = []
-    for slot, (before, num_tokens) in enumerate(rows):
-        tables.assign(PagesAssigned(slot, 0, tuple(next(free) for _ in range(-(-(before + num_tokens) // PAGE)))))
-        plan_rows.append(PlanRow(slot, before, num_tokens, b"\0\0\0\0" * num_tokens, None, True))
-    return make_batch(StepPlan(0, tuple(plan_rows), num_decode_rows), tables), tables
-
-
-def fill(
-    tables: SlotPages, rows: tuple[tuple[int, int], ...], *attentions: FlashInferAttention | TorchAttention
-) -> None:
-    """The same keys and values for all positions of all rows, in every layer."""
-    generator = torch.Generator().manual_seed(2)
-    for slot, row in enumerate(rows):
-        where = torch.from_numpy(tables.cache_slots(np.full(sum(row), slot), np.arange(sum(row))))
-        for layer in range(len(WINDOWS)):
-            keys, values = torch.randn(2, sum(row), KV_HEADS, DIM, generator=generator).bfloat16()
-            for attention in attentions:
-                attention.cache.store(layer, keys, values, where)
-
-
-def queries_for(num_tokens: int) -> torch.Tensor:
-    return torch.randn(num_tokens, HEADS, DIM, generator=torch.Generator().manual_seed(3)).bfloat16()
 
 
 @pytest.mark.parametrize("soft_cap", [None, 2.0])
@@ -70,9 +42,7 @@ def queries_for(num_tokens: int) -> torch.Tensor:
     [(ROWS, NUM_DECODE_ROWS), (ROWS[:NUM_DECODE_ROWS], NUM_DECODE_ROWS), (ROWS[NUM_DECODE_ROWS:], 0), (ROWS, 0)],
     ids=["mixed", "decode", "prefill", "decode rows among the chunks"],
 )
-def test_every_layer_gives_what_the_reference_gives(
-    rows: tuple[tuple[int, int], ...], num_decode_rows: int, soft_cap: float | None
-) -> None:
+def test_every_layer_gives_what_the_reference_gives(rows: Rows, num_decode_rows: int, soft_cap: float | None) -> None:
     attention, _ = flashinfer(soft_cap)
     reference = TorchAttention(config(soft_cap))
     batch, tables = batch_of(rows, num_decode_rows)
