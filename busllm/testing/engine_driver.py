@@ -15,6 +15,7 @@ import numpy as np
 from busllm.engine.engine import Engine
 from busllm.engine.null import NULL_EOS_TOKEN_ID, NullSequence
 from busllm.engine.sequence import FinishReason, SequenceEvent, SequenceRequest, StepOutput
+from busllm.errors import BusllmError
 from busllm.plan import TokenLogprobs
 from busllm.sampling import SamplingParams
 
@@ -93,10 +94,12 @@ class EngineDriver:
     Attributes:
         records: by (uid, choice).
         events: all, in order.
+        failures: by (uid, choice), why the engine gave a sequence up.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.failures: dict[Key, BusllmError] = {}
         self.records: dict[Key, Record] = {}
         self.events: list[SequenceEvent] = []
 
@@ -118,6 +121,10 @@ class EngineDriver:
             record.logprobs += tokens.logprobs
             record.finish_reason = tokens.finish_reason
             record.prompt_logprobs = tokens.prompt_logprobs or record.prompt_logprobs
+        for failure in output.failures:
+            key = (failure.request.uid, failure.request.choice)
+            assert failure.request.attempt == self.records[key].attempt, f"{failure} is not of the current attempt"
+            self.failures[key] = failure.error
         self.events += output.events
         return output
 

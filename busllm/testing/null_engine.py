@@ -6,11 +6,20 @@ from typing import Any
 
 from busllm.engine.engine import Engine, EngineConfig
 from busllm.engine.null import NullRunner
+from busllm.grammar.compiler import GrammarCompiler
+from busllm.model_store.description import NULL_EOS_TOKEN_ID, NULL_VOCAB_SIZE
 from busllm.plan import StepPlan
 from busllm.testing.engine_driver import EngineDriver
 from busllm.testing.recording_runner import RecordingRunner
+from busllm.text.null_tokenizer import NullTokenizer
+from busllm.text.vocabulary import vocabulary_of
 
 _SIZES = {"num_pages": 1024, "page_tokens": 4, "step_tokens": 32, "max_running": 8, "expected_output_tokens": 8}
+
+
+def null_grammars() -> GrammarCompiler:
+    """Grammars of the null model."""
+    return GrammarCompiler(lambda: vocabulary_of(NullTokenizer(), NULL_VOCAB_SIZE, (NULL_EOS_TOKEN_ID,)))
 
 
 class NullEngineDriver(EngineDriver):
@@ -24,9 +33,12 @@ class NullEngineDriver(EngineDriver):
     def __init__(
         self, depth: int = 0, *, eos_one_in: int | None = None, max_context_tokens: int = 8192, **config: Any
     ) -> None:
-        runner = NullRunner(depth=depth, eos_one_in=eos_one_in, max_context_tokens=max_context_tokens)
+        grammars = null_grammars()
+        runner = NullRunner(
+            depth=depth, eos_one_in=eos_one_in, max_context_tokens=max_context_tokens, grammars=grammars
+        )
         self.runner = RecordingRunner(runner)
-        super().__init__(Engine(self.runner, EngineConfig(**{**_SIZES, **config})))
+        super().__init__(Engine(self.runner, EngineConfig(**{**_SIZES, **config}), grammars))
 
     @property
     def last_plan(self) -> StepPlan:

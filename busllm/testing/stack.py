@@ -20,7 +20,6 @@ from busllm.actors.clock import SystemClock, Timings
 from busllm.bus.protocol import Bus
 from busllm.engine.engine import Engine, EngineConfig
 from busllm.engine.null import NullRunner
-from busllm.grammar.compiler import GrammarCompiler
 from busllm.messages.to_tokenizer import TextPrompt
 from busllm.model_store.description import NULL_EOS_TOKEN_ID, NULL_MAX_CONTEXT_TOKENS, NULL_VOCAB_SIZE
 from busllm.requests.generation import GenerationRequest
@@ -31,8 +30,8 @@ from busllm.stages.detokenizer.stage import DetokenizerStage
 from busllm.stages.scheduler.stage import SchedulerStage
 from busllm.stages.tokenizer import TokenizerStage
 from busllm.telemetry.trace import TraceLevel
+from busllm.testing.null_engine import null_grammars
 from busllm.text.null_tokenizer import NullTokenizer
-from busllm.text.vocabulary import vocabulary_of
 
 FAST_TIMINGS = Timings(
     heartbeat_s=0.05,
@@ -140,7 +139,7 @@ class Stack:
                 raise ValueError(f"there is no stage kind {kind!r}")
 
     def _make_engine(self) -> Engine:
-        grammars = GrammarCompiler(lambda: vocabulary_of(NullTokenizer(), NULL_VOCAB_SIZE, (NULL_EOS_TOKEN_ID,)))
+        grammars = null_grammars()
         runner = NullRunner(step_time_s=self._config.step_time_s, grammars=grammars)
         return Engine(runner, self._config.engine, grammars)
 
