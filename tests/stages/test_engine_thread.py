@@ -20,13 +20,15 @@ from busllm.engine.runner import Runner
 from busllm.engine.sequence import EngineStatistics, SequenceRequest, StepOutput
 from busllm.errors import EngineError, ModelError
 from busllm.plan import StepPlan, StepResult
-from busllm.sampling import SamplingParams
+from busllm.sampling import Grammar, GrammarKind, SamplingParams
 from busllm.stages.scheduler.engine_thread import Crashed, EngineThread, Refused
+from busllm.testing.null_engine import null_grammars
 
 pytestmark = pytest.mark.anyio
 
 CONFIG = EngineConfig(num_pages=1024, max_running=64, max_context_tokens=4000)
 PATIENCE_S = 30.0
+PROMPT_IDS = np.arange(60, 64, dtype=np.int32)
 
 Output = TypeVar("Output", Refused, Crashed)
 
@@ -245,3 +247,20 @@ async def test_closing_ends_the_thread_whatever_it_does() -> None:
             thread.pause(pause)
             thread.submit(request("u", max_tokens=3000))
         assert "engine" not in {one.name for one in set(threading.enumerate()) - before}
+
+
+async def test_a_sequence_that_the_engine_gives_up_comes_back_as_refused_and_others_go_on() -> None:
+    grammars = null_grammars()
+    thread = EngineThread(lambda: Engine(NullRunner(grammars=grammars), CONFIG, grammars))
+    digits = Grammar(GrammarKind.REGEX, "[0-9]{8}")
+    astray = SequenceRequest("a", 0, 2, PROMPT_IDS, PROMPT_IDS, SamplingParams(max_tokens=9, grammar=digits), seed=1)
+    with anyio.fail_after(PATIENCE_S):
+        await thread.start()
+        try:
+            thread.submit(astray)
+            refused = await first_of(thread, Refused)
+            thread.submit(request("b"))
+            assert await read_to_ends(thread, {"b"}) == {"b": 3}
+        finally:
+            await thread.close()
+    assert (refused.request.uid, refused.request.attempt, refused.error.status) == ("a", 2, 400)
