@@ -51,7 +51,9 @@ def client_of(url: str) -> Client:
 def num_held(stack: Stack) -> int:
     counts = {name: actor.announcement().statistics for name, actor in stack.actors.items()}
     return int(
-        counts["tokenizer:0"]["requests"] + counts["scheduler:0"]["sequences"] + counts["detokenizer:0"]["open_sequences"]
+        counts["tokenizer:0"]["requests"]
+        + counts["scheduler:0"]["sequences"]
+        + counts["detokenizer:0"]["open_sequences"]
     )
 
 

@@ -34,7 +34,7 @@ from busllm.bus.protocol import (
     Reconnected,
 )
 from busllm.bus.subjects import Subjects
-from busllm.errors import BusCongested, BusDown, MalformedMessage
+from busllm.errors import BusCongested, BusDown, BusllmError, MalformedMessage
 from busllm.ids import new_instance
 from busllm.messages.codec import encode_json
 from busllm.messages.control import Announcement, StageState, error_answer
@@ -114,6 +114,20 @@ class Actor:
             return False
         return True
 
+    async def subscribe(self, inboxes: Mapping[str, MessageHandler]) -> None:
+        """Subscribes to subject patterns, each with the handler of its messages; in force when it returns.
+
+        A behaviour needs it for what it must hear before it is ready; all else is in its `inboxes`.
+        """
+        for pattern, handler in inboxes.items():
+            while True:
+                try:
+                    subscription = await self.connection.subscribe(pattern)
+                    break
+                except BusDown:
+                    await self.clock.sleep(self.settings.timings.heartbeat_s)
+            self._handlers[subscription.number] = handler
+
     def report_progress(self, text: str) -> None:
         """What this stage is doing while it starts; announced at once."""
         self._presence.progress = text
@@ -140,6 +154,9 @@ class Actor:
                 if self.ready.is_set():
                     await self._drain()
                 tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            self._presence.progress = _reason(group)  # its last announcement tells why
+            raise
         finally:
             if self._connection is not None:
                 with anyio.CancelScope(shield=True):
@@ -150,7 +167,7 @@ class Actor:
     async def _live(self) -> None:
         inbox = f"{self.subjects.inbox(self.instance)}.request"
         self._connection = await self._bus.connect(name=self.instance, inbox=inbox)
-        await self._subscribe(
+        await self.subscribe(
             {
                 self.subjects.stage("*", "*"): self._presence.heard,
                 self.subjects.discover(): lambda _: self._presence.announce(),
@@ -161,21 +178,11 @@ class Actor:
         self.tasks.start_soon(self._heartbeat_loop)
         self._presence.discover()
         await self._behaviour.start(self)
-        await self._subscribe(self._behaviour.inboxes())
+        await self.subscribe(self._behaviour.inboxes())
         self._presence.state, self._presence.progress = StageState.READY, ""
         self._presence.announce()
         self.ready.set()
         self.log.info("ready")
-
-    async def _subscribe(self, inboxes: Mapping[str, MessageHandler]) -> None:
-        for pattern, handler in inboxes.items():
-            while True:
-                try:
-                    subscription = await self.connection.subscribe(pattern)
-                    break
-                except BusDown:
-                    await self.clock.sleep(self.settings.timings.heartbeat_s)
-            self._handlers[subscription.number] = handler
 
     async def _drain(self) -> None:
         self._presence.state = StageState.DRAINING
@@ -249,3 +256,10 @@ class Actor:
             self._connection.publish(self.subjects.trace(event.uid, event.stage, event.event), encode_json(event))
         except (BusDown, BusCongested):
             self.log.debug("trace_event_dropped", uid=event.uid, event_name=event.event)
+
+
+def _reason(group: BaseException) -> str:
+    """The first error of a group, in words for people."""
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group.message if isinstance(group, BusllmError) else type(group).__name__

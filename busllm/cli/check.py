@@ -15,12 +15,12 @@ from rich.table import Table
 
 from busllm.bus.nats_options import public_url
 from busllm.cli.arguments import add_topology_argument
-from busllm.cli.topology_file import runnable_topology
 from busllm.errors import ConfigError, ModelError
 from busllm.model_store.resolve import resolve
 from busllm.topology.config import Topology, topology_hash
 from busllm.topology.model_fit import AttentionShape, attention_shape, check_ranks, kv_size_text
 from busllm.topology.placement import PlacedProcess, place
+from busllm.topology.read import load_topology
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     A mistake ends it with status 2, naming file, line, key and the nearest right one.
     """
-    topology = runnable_topology(arguments.topology)
+    topology = load_topology(arguments.topology)
     shape, model = _model(topology)
     if shape is not None:
         _check_ranks(topology, shape, arguments.topology)

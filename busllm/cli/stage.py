@@ -13,12 +13,12 @@ import os
 from collections.abc import Mapping
 
 from busllm.cli.arguments import Once, add_topology_argument
-from busllm.cli.topology_file import runnable_topology
 from busllm.errors import ConfigError
 from busllm.topology.child import BUS_URL_VARIABLE, LISTEN_FDS_VARIABLE
 from busllm.topology.config import STAGE_KINDS, Topology
 from busllm.topology.nearest import nearest
 from busllm.topology.placement import StageId, matching, parse_stage
+from busllm.topology.read import load_topology
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     The bus is the one of the topology file, or of the environment variable BUSLLM_BUS_URL where that is set.
     """
-    topology = runnable_topology(arguments.topology)
+    topology = load_topology(arguments.topology)
     stages = tuple(stage_of(text, arguments.index, arguments.rank, topology) for text in arguments.stages)
     if len(set(stages)) < len(stages):
         raise ConfigError("a stage is named twice.", key="stage")

@@ -28,7 +28,7 @@ LOOK_EVERY_S = 0.1
 REDRAW_EVERY_S = 0.5
 ONCE_WAIT_S = 1.2  # two announcements are half a second apart
 RATE_WINDOW_S = 3.0
-_KINDS = ("frontend", "client", "tokenizer", "scheduler", "detokenizer")
+_KINDS = ("frontend", "client", "tokenizer", "scheduler", "rank", "detokenizer")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

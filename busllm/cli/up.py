@@ -13,11 +13,11 @@ import os
 import socket
 
 from busllm.cli.arguments import Once, add_topology_argument
-from busllm.cli.topology_file import runnable_topology_and_text
 from busllm.errors import ModelError
 from busllm.model_store.resolve import resolve
 from busllm.telemetry.logging import configure_logging
 from busllm.topology.local_files import check_local_files
+from busllm.topology.read import load_topology, parse_topology, read_text
 from busllm.topology.up import UpOptions, processes_of, run_up
 
 
@@ -37,7 +37,9 @@ def execute(arguments: argparse.Namespace) -> int:
     """
     configure_logging(os.environ.get("BUSLLM_LOG_LEVEL", "info"))
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would tell of every look at /ready
-    topology, text = runnable_topology_and_text(arguments.topology)
+    file = arguments.topology
+    text = None if file is None else read_text(file)  # read once: what runs is what was checked
+    topology = load_topology(None) if text is None else parse_topology(text, file)
     options = UpOptions(topology=topology, host=arguments.host or socket.gethostname(), topology_text=text)
     check_local_files(topology, processes_of(topology, options.host))
     return run_up(options, prepare=lambda: _fetch_model(topology.model.source))

@@ -9,6 +9,10 @@ from __future__ import annotations
 import os
 
 
-def free_memory_bytes() -> int:
-    """Free bytes of the host's memory."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def free_memory_bytes(num_sharers: int = 1) -> int:
+    """Free bytes of the host's memory.
+
+    Args:
+        num_sharers: how many processes fill it alike, this one included.
+    """
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // num_sharers

@@ -90,8 +90,9 @@ class ModelRunner:
         self._dtype = dtype
         self._attention = attention
         self._grammars = grammars
-        self._recorder = recorder
         self._group = group or Alone()
+        # A recording with collective operations in it has not been tried on two devices.
+        self._recorder = recorder if self._group.shard.num_ranks == 1 else None
         self._allocated: _Allocated | None = None
         self._launched: dict[int, _PendingStep] = {}
         self._last_sampled: dict[int, tuple[int, int]] = {}  # slot → (step, position) of its last sampled token

@@ -27,7 +27,9 @@ from busllm.model_store.resolve import resolve
 from busllm.requests.owner import RequestOwner
 from busllm.telemetry.trace import TraceLevel
 from busllm.topology.config import Topology, topology_hash
+from busllm.topology.model_fit import check_heads
 from busllm.topology.placement import StageId
+from busllm.topology.ranks import device_number, meeting_address, num_ranks_beside
 
 if TYPE_CHECKING:
     from busllm.stages.frontend.stage import FrontendStage
@@ -38,13 +40,19 @@ DRAIN_GRACE_S = 5.0  # beyond the frontends' own drain timeout
 class StageBuilder:
     """Builds the stages of one topology.
 
+    Args:
+        bus_url: of the bus in use; None = it has none.
+
     Raises:
         ModelError: the model's files are missing or damaged.
+        ConfigError: its heads cannot be shared out to so many ranks.
     """
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, bus_url: str | None) -> None:
         self._topology = topology
+        self._bus_url = bus_url
         self._files: ModelFiles = resolve(topology.model.source)
+        check_heads(self._files, topology)
         self._model = _limited(describe(self._files), topology.model.max_context_tokens)
 
     def actor_settings(self) -> ActorSettings:
@@ -105,14 +113,37 @@ class StageBuilder:
 
                 return DetokenizerStage(partial(load_tokenizer, self._files))
             case "scheduler":
-                from busllm.stages.scheduler.build_engine import build_engine
-                from busllm.stages.scheduler.stage import SchedulerStage
-
-                return SchedulerStage(
-                    partial(build_engine, self._files, self._topology.model, self._topology.scheduler)
-                )
+                return self._rank(stage) if stage.rank else self._scheduler(stage)
             case "frontend":
                 raise AssertionError("a frontend has sockets; see `frontend`")
+
+    def _scheduler(self, stage: StageId) -> Behaviour:
+        from busllm.stages.scheduler.build_engine import build_engine
+        from busllm.stages.scheduler.stage import SchedulerStage
+
+        config, number = self._topology.scheduler, device_number(self._topology, stage)
+        make = partial(build_engine, self._files, self._topology.model, config, device_number=number)
+        if config.tensor_parallel == 1:
+            return SchedulerStage(make)
+        from busllm.stages.scheduler.build_leader import Leading
+        from busllm.stages.scheduler.leading_stage import LeadingSchedulerStage
+        from busllm.stages.scheduler.rank_leader import RankLeader
+
+        leader = RankLeader(stage.index, config.tensor_parallel)
+        address = meeting_address(self._topology, stage.index, self._bus_url)
+        leading = Leading(leader, address, num_ranks_beside(self._topology, stage), number)
+        return LeadingSchedulerStage(partial(make, leading=leading), leader)
+
+    def _rank(self, stage: StageId) -> Behaviour:
+        from busllm.engine.parallel.shard import Shard
+        from busllm.stages.rank.build_part import build_part
+        from busllm.stages.rank.stage import RankStage
+
+        config = self._topology.scheduler
+        shard = Shard(stage.rank, config.tensor_parallel)
+        number = device_number(self._topology, stage)
+        make = partial(build_part, self._files, self._topology.model, config, shard, number)
+        return RankStage(stage.index, stage.rank, make)
 
 
 def _limited(model: ModelDescription, max_context_tokens: int | None) -> ModelDescription:

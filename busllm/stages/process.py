@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 import anyio
 import anyio.abc
@@ -34,6 +35,7 @@ from busllm.topology.address import bind, parse_address
 from busllm.topology.config import STAGE_KINDS, Topology
 from busllm.topology.open_bus import open_topology_bus
 from busllm.topology.placement import StageId
+from busllm.topology.ranks import announced_place
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG, EXIT_SUPERSEDED = 0, 1, 2, 3
 ENGINE_SWITCH_INTERVAL_S = 1e-4  # the engine's thread gets the interpreter back soon from a busy event loop
@@ -60,7 +62,7 @@ class StageProcess:
         self._stages = sorted(stages, key=lambda stage: (STAGE_KINDS.index(stage.kind), stage.index, stage.rank))
         self._bus_url = bus_url
         self._listen_fds = listen_fds
-        self._builder = StageBuilder(topology)
+        self._builder = StageBuilder(topology, bus_url)
         self._stop = anyio.Event()
         self._hurry = anyio.Event()
 
@@ -84,7 +86,8 @@ class StageProcess:
     def _plan(self, stage: StageId, frontend: FrontendStage | None, shared: _Shared) -> ActorPlan:
         def make() -> Actor:
             behaviour = frontend if frontend is not None else self._builder.behaviour(stage)
-            return shared.actor(behaviour, stage.index)
+            _, index = announced_place(self._topology, stage)
+            return shared.actor(behaviour, index)
 
         # A frontend's sockets and an engine's memory belong to the process: with them the process ends.
         return ActorPlan(str(stage), make, restarts_in_place=stage.kind in ("tokenizer", "detokenizer"))
@@ -138,7 +141,16 @@ def run_stages(
     except* BusllmError as group:
         log.error("failed", reason=_first(group))
         status = EXIT_FAILED
+        if any(stage.kind == "scheduler" for stage in stages):
+            _leave_at_once(status)
     return status
+
+
+def _leave_at_once(status: int) -> NoReturn:
+    """Ends the process without the interpreter's farewell, for which an engine's thread may never be ready."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _first(group: BaseException) -> str:

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from busllm.engine.loader import LoadConfig, load_runner
 from busllm.engine.parallel.runner import ParallelRunner
 from busllm.engine.parallel.shard import Shard
@@ -85,7 +83,7 @@ def parallel_runner(directory: Path, num_ranks: int, **config: Any) -> Iterator[
     load_config = LoadConfig(**({"device": "cpu", "dtype": "float32", "attention": "torch"} | config))
 
     def load(rank: int) -> tuple[Any, TorchGroup]:
-        group = TorchGroup(Shard(rank, num_ranks), torch.device("cpu"))
+        group = TorchGroup(Shard(rank, num_ranks), "cpu")
         runner = load_runner(str(directory), load_config, group)
         group.connect(_LOOPBACK, store.port, "epoch")
         return runner, group

@@ -14,7 +14,7 @@ import msgspec
 from busllm.errors import AddressUnavailable
 
 _ADDRESS = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>\d{1,5})")
-_WILDCARDS = ("0.0.0.0", "::")
+WILDCARDS = ("0.0.0.0", "::")
 _BACKLOG = 2048
 
 
@@ -29,7 +29,7 @@ class Address(msgspec.Struct, frozen=True):
 
     def collides(self, other: Address) -> bool:
         """Whether one host cannot listen on both."""
-        same_host = self.host == other.host or self.host in _WILDCARDS or other.host in _WILDCARDS
+        same_host = self.host == other.host or self.host in WILDCARDS or other.host in WILDCARDS
         return same_host and self.port == other.port != 0
 
 
@@ -74,6 +74,11 @@ def bind(address: Address) -> socket.socket:
 def client_url(listener: socket.socket, *, tls: bool) -> str:
     """The URL by which a client on this host reaches a listening socket."""
     host, port = listener.getsockname()[:2]
-    if host in _WILDCARDS:
+    if host in WILDCARDS:
         host = "127.0.0.1" if host == "0.0.0.0" else "::1"
     return f"{'https' if tls else 'http'}://{Address(host, port)}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host reaches it."""
+    return host == "localhost" or host.startswith("127.") or host == "::1"

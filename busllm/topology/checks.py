@@ -12,8 +12,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-import msgspec
-
 from busllm.bus.connect import BUILT_IN_KINDS
 from busllm.bus.nats_options import public_url
 from busllm.bus.subjects import is_token
@@ -22,6 +20,8 @@ from busllm.topology.address import parse_address
 from busllm.topology.config import STAGE_KINDS, Topology
 from busllm.topology.nearest import nearest
 from busllm.topology.placement import StageId, all_stages, matching, parse_stage, place
+from busllm.topology.problem import Problem
+from busllm.topology.rank_checks import find_rank_problems
 from busllm.topology.sizes import parse_memory
 from busllm.topology.toml_lines import KeyPath
 
@@ -30,20 +30,6 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _BUS_URL = re.compile(r"(nats|tls)://[^\s/]+/?")
 _ATTENTIONS = ("auto", "torch", "cpu", "flashinfer")
 _THIS_HOST = "this host"  # no host's name has a blank
-
-
-class Problem(msgspec.Struct, frozen=True):
-    """One mistake.
-
-    Attributes:
-        path: the key.
-        message: what is wrong and what to do.
-        suggestion: the nearest right value.
-    """
-
-    path: KeyPath
-    message: str
-    suggestion: str | None = None
 
 
 def find_problems(topology: Topology) -> Iterator[Problem]:
@@ -60,6 +46,7 @@ def find_problems(topology: Topology) -> Iterator[Problem]:
         yield from _placement(topology)
         yield from _hosts(topology)
         yield from _collisions(topology)
+        yield from find_rank_problems(topology)
 
 
 def _names(topology: Topology) -> Iterator[Problem]:
@@ -126,6 +113,8 @@ def _scheduler(topology: Topology) -> Iterator[Problem]:
         near = nearest(scheduler.device, ("auto", "cpu", "cuda"))
         yield Problem(("scheduler", "device"), f'is "{scheduler.device}"; use auto, cpu, cuda or cuda:0.', near)
     yield from _misspelt(("scheduler", "attention"), scheduler.attention, _ATTENTIONS, "busllm.attention")
+    if scheduler.tensor_parallel > 1 and scheduler.attention == "cpu":
+        yield Problem(("scheduler", "attention"), 'is "cpu", which computes on one rank; use "auto" or "torch".')
     if scheduler.collective_listen is not None:
         yield from _address(("scheduler", "collective_listen"), scheduler.collective_listen)
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 
 from busllm.messages.control import Announcement, StageState
-from busllm.topology.placement import StageId
 
 
 class Heartbeats:
@@ -92,8 +91,3 @@ class Heartbeats:
             for announcement in last.values()
             if announcement.state is StageState.STARTING
         )
-
-
-def is_ready(stages: tuple[StageId, ...], ready: set[tuple[str, int]]) -> bool:
-    """Whether all these stages have announced ready; further ranks are spoken for by their rank 0."""
-    return all((stage.kind, stage.index) in ready for stage in stages if stage.rank == 0)

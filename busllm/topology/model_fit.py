@@ -11,7 +11,7 @@ import msgspec
 from busllm.errors import ConfigError
 from busllm.model_store.description import text_config
 from busllm.model_store.files import ModelFiles, read_json
-from busllm.topology.config import DEFAULT_KV_TOKENS, SchedulerConfig
+from busllm.topology.config import DEFAULT_KV_TOKENS, SchedulerConfig, Topology
 from busllm.topology.sizes import memory_text, parse_memory
 
 BYTES_PER_NUMBER = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -49,6 +49,19 @@ def attention_shape(files: ModelFiles) -> AttentionShape | None:
         num_kv_heads=config.get("num_key_value_heads") or num_heads,
         head_dim=config.get("head_dim") or hidden_size // num_heads,
     )
+
+
+def check_heads(files: ModelFiles, topology: Topology) -> None:
+    """Checks that a model's heads can be shared out to the ranks; a model without heads is no concern of this check.
+
+    Raises:
+        ConfigError: they cannot.
+        ModelError: the configuration cannot be read.
+    """
+    if topology.scheduler.tensor_parallel > 1:
+        shape = attention_shape(files)
+        if shape is not None:
+            check_ranks(shape, topology.scheduler.tensor_parallel)
 
 
 def check_ranks(shape: AttentionShape, num_ranks: int) -> None:

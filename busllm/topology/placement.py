@@ -63,6 +63,11 @@ class PlacedProcess(msgspec.Struct, frozen=True):
         return any(stage.kind == kind for stage in self.stages)
 
     @property
+    def replicas(self) -> frozenset[int]:
+        """The scheduler replicas of which it holds a rank."""
+        return frozenset(stage.index for stage in self.stages if stage.kind == "scheduler")
+
+    @property
     def frontend_indexes(self) -> tuple[int, ...]:
         """The frontends that it holds."""
         return tuple(stage.index for stage in self.stages if stage.kind == "frontend")

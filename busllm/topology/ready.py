@@ -8,13 +8,12 @@ Does not know: what ready takes (the frontend tells).
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 import anyio
 import httpx
 
-from busllm.topology.heartbeats import Heartbeats, is_ready
-from busllm.topology.placement import StageId
+from busllm.topology.heartbeats import Heartbeats
 
 _LOOK_S = 0.1
 _ANSWER_S = 2.0
@@ -30,7 +29,7 @@ def local_client() -> httpx.AsyncClient:
 
 async def wait_until_ready(
     urls: Sequence[str],
-    stages: tuple[StageId, ...],
+    stages: Set[tuple[str, int]],
     heartbeats: Heartbeats | None,
     show: Callable[[list[str]], None],
 ) -> None:
@@ -38,11 +37,11 @@ async def wait_until_ready(
 
     Args:
         urls: of the frontends of this host.
-        stages: that must announce ready; looked at only with heartbeats.
+        stages: (kind, index) of those that must announce ready; looked at only with heartbeats.
         heartbeats: None = there is no bus to hear them on.
         show: told what is still starting.
     """
-    while heartbeats is not None and not is_ready(stages, heartbeats.ready_stages()):
+    while heartbeats is not None and not stages <= heartbeats.ready_stages():
         show(heartbeats.progress())
         await anyio.sleep(_LOOK_S)
     async with local_client() as client:

@@ -33,6 +33,7 @@ class SupervisionTimings(msgspec.Struct, frozen=True):
     Attributes:
         restart: see `RestartTimings`.
         silent_s: a process that was heard and then is silent for this long is killed and restarted.
+        mate_silent_s: the same for the rank of a replica of which another rank has ended.
         first_word_s: how long a new process may take to its first announcement.
         look_s: how often silence is looked at.
         frontend_drain_s: how long processes with a frontend may take to end after SIGTERM.
@@ -42,6 +43,7 @@ class SupervisionTimings(msgspec.Struct, frozen=True):
 
     restart: RestartTimings = RestartTimings()
     silent_s: float = 10.0
+    mate_silent_s: float = 2.0
     first_word_s: float = 60.0
     look_s: float = 0.5
     frontend_drain_s: float = 40.0
@@ -64,7 +66,7 @@ class SupervisedProcess:
         command: how it is started.
         heartbeats: where its signs of life are noted.
         timings: durations.
-        say_gone: told about the instances of a child that has ended.
+        child_ended: told when a child has, with the instances that had not said goodbye themselves.
         judge: told when the process cannot go on.
     """
 
@@ -74,7 +76,7 @@ class SupervisedProcess:
         command: ChildCommand,
         heartbeats: Heartbeats,
         timings: SupervisionTimings,
-        say_gone: Callable[[Sequence[Announcement]], None],
+        child_ended: Callable[[Sequence[Announcement]], None],
         judge: Callable[[Verdict], None],
     ) -> None:
         self.placed = placed
@@ -82,10 +84,11 @@ class SupervisedProcess:
         self._command = command
         self._heartbeats = heartbeats
         self._timings = timings
-        self._say_gone = say_gone
+        self._child_ended = child_ended
         self._judge = judge
         self._stopping = anyio.Event()
         self._child: Child | None = None
+        self._mate_ended = False
         self._log = get_logger("busllm.up", process=placed.name)
 
     @property
@@ -117,7 +120,12 @@ class SupervisedProcess:
         if self._child is not None:
             self._child.send(signal.SIGKILL)
 
+    def mate_ended(self) -> None:
+        """Another rank of its replica has ended: the child ends by itself, unless it is frozen."""
+        self._mate_ended = True
+
     async def _run_child(self) -> int:
+        self._mate_ended = False
         child = self._child = await start_child(self._command)
         self._heartbeats.add(child.pid)
         if self._stopping.is_set():  # while it was being started
@@ -128,18 +136,22 @@ class SupervisedProcess:
                 status = await child.wait()
                 tasks.cancel_scope.cancel()
         finally:
-            self._say_gone(self._heartbeats.remove(child.pid))
+            self._child_ended(self._heartbeats.remove(child.pid))
         return status
 
     async def _kill_when_silent(self, child: Child) -> None:
         while True:
-            spoken = self._heartbeats.has_spoken(child.pid)
-            limit_s = self._timings.silent_s if spoken else self._timings.first_word_s
+            limit_s = self._silence_limit_s(child)
             if self._heartbeats.silent_s(child.pid) > limit_s and not self._stopping.is_set():
                 self._log.error("process_silent", pid=child.pid, silent_s=limit_s)
                 child.send(signal.SIGKILL)
                 return
             await anyio.sleep(self._timings.look_s)
+
+    def _silence_limit_s(self, child: Child) -> float:
+        if not self._heartbeats.has_spoken(child.pid):
+            return self._timings.first_word_s
+        return self._timings.mate_silent_s if self._mate_ended else self._timings.silent_s
 
     async def _pause(self, policy: RestartPolicy, status: int) -> bool:
         """Waits before a restart; False = there will be none."""

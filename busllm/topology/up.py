@@ -35,6 +35,7 @@ from busllm.topology.listeners import Listeners, listening
 from busllm.topology.nearest import nearest
 from busllm.topology.open_bus import open_topology_bus
 from busllm.topology.placement import PlacedProcess, place
+from busllm.topology.ranks import announced_place
 from busllm.topology.ready import wait_until_ready, watch_health
 from busllm.topology.state import MEMORY, RunningCluster, StateFiles
 from busllm.topology.supervise import (
@@ -137,6 +138,7 @@ class _HostRun:
         self._heartbeats = Heartbeats(socket.gethostname())
         self._stop = anyio.Event()
         self._hurry = anyio.Event()
+        self._supervised: list[SupervisedProcess] = []
         self._verdict: Verdict | None = None
         self._log = get_logger("busllm.up")
 
@@ -157,7 +159,7 @@ class _HostRun:
         bus = None if self._topology.bus.kind == "memory" else open_topology_bus(self._topology.bus, url)
         watch = None if bus is None else Watch(bus, Subjects(self._topology.cluster), self._heartbeats)
         say_gone = _say_nothing if watch is None else watch.say_gone
-        supervised = [self._supervised(placed, url, say_gone) for placed in self._processes]
+        supervised = self._supervised = [self._supervise(placed, url, say_gone) for placed in self._processes]
         self._write_state(url)
         async with anyio.create_task_group() as background:
             if watch is not None:
@@ -190,12 +192,19 @@ class _HostRun:
         finally:
             await server.stop()
 
-    def _supervised(
+    def _supervise(
         self, placed: PlacedProcess, url: str | None, say_gone: Callable[[Sequence[Announcement]], None]
     ) -> SupervisedProcess:
         make = self._options.command_for or self._stage_command
         command = make(placed, url, self._listeners)
-        return SupervisedProcess(placed, command, self._heartbeats, self._timings, say_gone, self._judge)
+
+        def child_ended(last_words: Sequence[Announcement]) -> None:
+            say_gone(last_words)
+            for process in self._supervised:
+                if process.placed != placed and process.placed.replicas & placed.replicas:
+                    process.mate_ended()
+
+        return SupervisedProcess(placed, command, self._heartbeats, self._timings, child_ended, self._judge)
 
     def _stage_command(self, placed: PlacedProcess, url: str | None, listeners: Listeners) -> ChildCommand:
         return stage_command(placed, topology_file=self._topology_file, bus_url=url, listen_fds=listeners.fds)
@@ -233,7 +242,8 @@ class _HostRun:
     async def _announce_ready(self, bus: Bus | None) -> None:
         stages = tuple(stage for placed in self._processes for stage in placed.stages)
         urls = self._listeners.urls
-        await wait_until_ready(urls, stages, None if bus is None else self._heartbeats, _ProgressLines().show)
+        places = {announced_place(self._topology, stage) for stage in stages}
+        await wait_until_ready(urls, places, None if bus is None else self._heartbeats, _ProgressLines().show)
         what = ", ".join(urls or map(str, stages))
         carrier = "memory" if bus is None else f"{bus.address}, secrets hidden"
         _tell(f"ready: {what} (bus {carrier}, cluster {self._topology.cluster})")

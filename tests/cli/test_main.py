@@ -16,6 +16,7 @@ import pytest
 from busllm.cli.main import COMMANDS, main
 from busllm.cli.stage import listen_fds, stage_of
 from busllm.errors import ConfigError
+from busllm.testing.tiny_model import write_tiny_model
 from busllm.topology.config import Topology
 from busllm.topology.placement import StageId
 from busllm.topology.read import parse_topology
@@ -123,13 +124,17 @@ def test_check_prints_the_values_in_force_without_secrets(capsys: pytest.Capture
     assert (values.bus.url, values.scheduler.max_running) == ("nats://10.0.0.1:4222", 128)
 
 
-def test_more_ranks_than_this_version_runs_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_ranks_that_the_models_heads_do_not_divide_among_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model = write_tiny_model(tmp_path / "model")  # 6 heads, 2 of them for keys and values
     file = tmp_path / "t.toml"
-    file.write_text("scheduler.tensor_parallel = 2")
-    for command in ("check", "up"):
-        status, _, err = run(capsys, command, "--topology", str(file))
-        assert status == 2
-        assert "scheduler.tensor_parallel: is 2; 1 is what this version runs" in err
+    file.write_text(f"model.source = '{model}'\nscheduler.tensor_parallel = 4")
+    status, _, err = run(capsys, "check", "--topology", str(file))
+    assert status == 2
+    assert "scheduler.tensor_parallel: is 4, but the model has 6 heads and 2 KV heads; possible are 1, 2, 6." in err
+    status, _, err = run(capsys, "stage", "scheduler:0.1", "--topology", str(file))
+    assert status == 2
 
 
 def test_up_on_a_host_without_processes_exits_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

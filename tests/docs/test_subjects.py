@@ -13,10 +13,10 @@ import pytest
 from busllm.bus.memory import MemoryBus
 from busllm.bus.protocol import Message
 from busllm.bus.subjects import Subjects
-from busllm.messages import control, to_detokenizer, to_frontend, to_scheduler, to_tokenizer
+from busllm.messages import control, to_detokenizer, to_frontend, to_ranks, to_scheduler, to_tokenizer
 from busllm.messages.codec import Decoder
 from busllm.telemetry.trace import TraceEvent
-from busllm.testing.stack import StackConfig, request, running_stack
+from busllm.testing.stack import PATIENT_TIMINGS, StackConfig, request, running_stack
 from tests.docs.pages import DOCS, ROOT, blocks, code, read, sections, table
 
 PAGE = read("reference/subjects.md")
@@ -27,6 +27,9 @@ PATIENCE_S = 20.0
 DECODERS: dict[str, Decoder[object]] = {
     "Tokenize": to_tokenizer.decoder,
     "Generate": to_scheduler.decoder,
+    "Allocate": to_ranks.decoder,
+    "Step": to_ranks.decoder,
+    "OrderTaken": to_ranks.taken_decoder,
     "StopMatched": to_scheduler.decoder,
     "StepTokens": to_detokenizer.decoder,
     "StepText": to_frontend.decoder,
@@ -79,7 +82,7 @@ def test_every_named_payload_is_a_message() -> None:
 
 
 def payload_modules() -> tuple[str, ...]:
-    return ("to_tokenizer", "to_scheduler", "to_detokenizer", "to_frontend", "control")
+    return ("to_tokenizer", "to_ranks", "to_scheduler", "to_detokenizer", "to_frontend", "control")
 
 
 def test_the_subjects_of_the_examples_are_documented() -> None:
@@ -102,7 +105,7 @@ async def test_what_travels_with_a_request_is_documented_with_its_payload() -> N
     bus = MemoryBus()
     seen: dict[str, set[str]] = {}
     with anyio.fail_after(PATIENCE_S):
-        async with running_stack(bus, StackConfig(schedulers=2)) as stack:
+        async with running_stack(bus, StackConfig(schedulers=2, ranks=2, timings=PATIENT_TIMINGS)) as stack:
             watcher = await bus.connect(name="watcher", inbox="inbox.watcher")
             await watcher.subscribe(">")
             stopped = request("a stop string ends it", max_tokens=500, stop=tuple("etaoinshrdlu"))
@@ -117,7 +120,7 @@ async def test_what_travels_with_a_request_is_documented_with_its_payload() -> N
                     seen.setdefault(item.subject, set()).add(documented_payload(item))
             await watcher.close()
     kinds = {subject.split(".")[2] for subject in seen}
-    assert {"tokenize", "generate", "detokenize", "stop", "reply", "trace", "abort"} <= kinds
+    assert {"tokenize", "generate", "plan", "detokenize", "stop", "reply", "trace", "abort"} <= kinds
 
 
 def documented_payload(message: Message) -> str:

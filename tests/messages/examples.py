@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from busllm.messages import control, to_detokenizer, to_frontend, to_scheduler, to_tokenizer
+from busllm.messages import control, to_detokenizer, to_frontend, to_ranks, to_scheduler, to_tokenizer
 from busllm.messages.codec import Decoder, pack_ids
 from busllm.messages.parts import Part
-from busllm.plan import TokenLogprobs
+from busllm.plan import PagesAssigned, PlanRow, SlotOpened, StepPlan, TokenLogprobs
 from busllm.sampling import Grammar, GrammarKind, SamplingParams
 
 UID = "abcdefghijklmnopqrst"
@@ -121,6 +121,26 @@ EXAMPLES: dict[str, Example] = {
         to_frontend.Failed(UID, 2, "scheduler", "queue_full", "Full.", "rate_limit_error", 429, "n", True),
         to_frontend.decoder,
     ),
+    "allocate": (to_ranks.Allocate(0, 8, 16, 4, 128), to_ranks.decoder),
+    "rank step": (
+        to_ranks.Step(
+            3,
+            StepPlan(
+                number=2,
+                rows=(
+                    PlanRow(0, 5, 1, None, 1, True),
+                    PlanRow(1, 0, 2, pack_ids([7, 8]), None, False),
+                ),
+                num_decode_rows=1,
+                opened=(SlotOpened(1, PARAMS, 2**63, pack_ids([7, 8]), 2),),
+                closed=(3,),
+                pages=(PagesAssigned(1, 0, (4, 2)),),
+                prompt_logprob_rows=(1,),
+            ),
+        ),
+        to_ranks.decoder,
+    ),
+    "order taken": (to_ranks.OrderTaken(1, 3), to_ranks.taken_decoder),
     "part": (Part("0123456789abcdef", 1, 3, b"\x00\x01"), to_frontend.decoder),
     "announcement": (
         control.Announcement(
@@ -190,6 +210,14 @@ GOLDEN: dict[str, str] = {
         "9aa66661696c6564b46162636465666768696a6b6c6d6e6f707172737402a97363686564756c6572aa71756575655f66756c"
         "6ca546756c6c2eb0726174655f6c696d69745f6572726f72cd01ada16ec3"
     ),
+    "allocate": "96a8616c6c6f6361746500081004cc80",
+    "rank step": (
+        "93a4737465700397029296000501c001c396010002c4080700000008000000c0c201919501dc0012cb3fe0000000000000cb"
+        "3feccccccccccccd28cb3fb999999999999a400191a3454e449107c30bcb3fd0000000000000cbbfd0000000000000cb3ff8"
+        "000000000000919205cbbff00000000000000201c293a57265676578a65b302d395d2bb2737472756374757265645f6f7574"
+        "70757473cf8000000000000000c4080700000008000000029103919301009204029101"
+    ),
+    "order taken": "93a574616b656e0103",
     "part": "95a470617274b0303132333435363738396162636465660103c4020001",
     "announcement": (
         '{"kind":"scheduler","index":0,"instance":"scheduler-0-bbbbbbbb","host":"here","pid":42,"state":"read'

@@ -9,11 +9,16 @@ All ranks make the same calls in the same order: each call is one collective ope
 
 from __future__ import annotations
 
-from typing import Protocol
-
-import torch
+import time
+from typing import TYPE_CHECKING, Protocol
 
 from busllm.engine.parallel.shard import Shard
+
+if TYPE_CHECKING:
+    import torch  # the null model's ranks do without it
+
+COLLECTIVE_TIMEOUT_S = 5.0  # who does not come along within this time is taken for dead
+_WATCH_GRACE_S = 1.0  # the library's own time limit comes first
 
 
 class Group(Protocol):
@@ -86,3 +91,12 @@ class Alone:
 
     def close(self) -> None:
         return
+
+
+def hangs_for_s(group: Group) -> float | None:
+    """How long a group has been in one operation, when that is too long; asked by another thread than the one in it."""
+    since_s = group.waits_since_s
+    if since_s is None:
+        return None
+    lasted_s = time.monotonic() - since_s
+    return lasted_s if lasted_s > COLLECTIVE_TIMEOUT_S + _WATCH_GRACE_S else None

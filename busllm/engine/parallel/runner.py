@@ -36,9 +36,11 @@ class ParallelRunner:
         own: rank 0's part of the model.
         others: the other ranks.
         group: all of them; connected.
+        keeps: what has to live as long as the group does (the store where they met).
     """
 
-    def __init__(self, own: Runner, others: OtherRanks, group: Group) -> None:
+    def __init__(self, own: Runner, others: OtherRanks, group: Group, keeps: object = None) -> None:
+        self._keeps = keeps
         self._own = own
         self._others = others
         self._group = group

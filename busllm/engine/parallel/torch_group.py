@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch.distributed import PrefixStore, TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
+from busllm.engine.parallel.group import COLLECTIVE_TIMEOUT_S
 from busllm.engine.parallel.shard import Shard
 from busllm.errors import EngineError
 
-COLLECTIVE_TIMEOUT_S = 5.0
 MEETING_TIMEOUT_S = 60.0
 _DOOR_TIMEOUT_S = 7 * 24 * 3600.0  # who is gone is told by the closed connection or by missing heartbeats
 _BACKLOG = 128
@@ -68,9 +68,9 @@ class Store:
 class TorchGroup:
     """Implements `Group`. Inert until `connect`."""
 
-    def __init__(self, shard: Shard, device: torch.device, *, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
+    def __init__(self, shard: Shard, device: str, *, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
         self._shard = shard
-        self._device = device
+        self._device = torch.device(device)
         self._timeout_s = timeout_s
         self._steps: Any = None
         self._door: Any = None

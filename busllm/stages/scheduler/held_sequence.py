@@ -5,10 +5,13 @@ Owns: whose the sequence is, where its text is made, how far it is.
 
 from __future__ import annotations
 
-from busllm.engine.sequence import SequenceTokens
+import numpy as np
+
+from busllm.engine.sequence import SequenceRequest, SequenceTokens
 from busllm.messages.codec import unpack_ids
 from busllm.messages.to_detokenizer import SequenceOpened
 from busllm.messages.to_scheduler import ChoiceStart, Generate
+from busllm.sampling import choice_seed
 
 PROMPT_TAIL_TOKENS = 16
 
@@ -47,6 +50,21 @@ class HeldSequence:
     def must_wait(self) -> bool:
         """Whether computing more would only pile up."""
         return self.lost_detokenizer or bool(self.backlog)
+
+    def request(self, prompt_ids: np.ndarray) -> SequenceRequest:
+        """What the engine is given; `prompt_ids` are those of the message, unpacked once for all choices."""
+        generate, start = self.generate, self.start
+        return SequenceRequest(
+            uid=generate.uid,
+            choice=start.choice,
+            attempt=generate.attempt,
+            prompt_ids=prompt_ids,
+            output_ids=unpack_ids(start.output_ids),
+            params=generate.params,
+            seed=choice_seed(generate.seed, start.choice),
+            priority=generate.priority,
+            cache_namespace=generate.cache_namespace,
+        )
 
     def opened(self) -> SequenceOpened:
         """The message that opens it at its detokenizer."""

@@ -18,7 +18,7 @@ from busllm.actors.behaviour import MessageHandler
 from busllm.actors.directory import PeerChange, PeerNews
 from busllm.bus.protocol import BusEvent, Disconnected, Message, Overflow, PermissionRefused, Reconnected
 from busllm.engine.engine import Engine
-from busllm.engine.sequence import SequenceEvent, SequenceRequest, SequenceTokens, StepOutput
+from busllm.engine.sequence import SequenceEvent, SequenceTokens, StepOutput
 from busllm.errors import BusError, BusllmError, Draining, EngineError, InvalidRequest, MalformedMessage, RemoteError
 from busllm.messages.codec import encode, encode_json, unpack_ids
 from busllm.messages.control import ProbeAnswer, live_answer_decoder, probe_decoder, raise_if_error
@@ -27,7 +27,6 @@ from busllm.messages.to_everyone import decode_abort
 from busllm.messages.to_frontend import Taken, failed
 from busllm.messages.to_scheduler import Generate, StopMatched, decoder
 from busllm.requests.tombstones import Tombstones
-from busllm.sampling import choice_seed
 from busllm.stages.scheduler.engine_statistics import engine_statistics
 from busllm.stages.scheduler.engine_thread import Crashed, EngineOutput, EngineThread, Refused
 from busllm.stages.scheduler.held_sequence import HeldSequence
@@ -126,21 +125,9 @@ class SchedulerStage:
         actor.try_publish(actor.subjects.reply(generate.frontend, generate.uid), encode(taken))
         prompt_ids = unpack_ids(generate.prompt_ids)
         for start in generate.choices:
-            if not self._table.add(HeldSequence(generate, start)):
-                continue
-            self._engine.submit(
-                SequenceRequest(
-                    uid=generate.uid,
-                    choice=start.choice,
-                    attempt=generate.attempt,
-                    prompt_ids=prompt_ids,
-                    output_ids=unpack_ids(start.output_ids),
-                    params=generate.params,
-                    seed=choice_seed(generate.seed, start.choice),
-                    priority=generate.priority,
-                    cache_namespace=generate.cache_namespace,
-                )
-            )
+            held = HeldSequence(generate, start)
+            if self._table.add(held):
+                self._engine.submit(held.request(prompt_ids))
 
     def _stop(self, uid: str, choice: int, attempt: int) -> None:
         held = self._table.get(uid, choice, attempt)
@@ -221,11 +208,15 @@ class SchedulerStage:
             self._held_back = held_back
             self._engine.hold(held_back)
 
-    async def _stall_watch(self) -> None:
+    def stalled_for_s(self) -> float | None:
+        """How long the running step has lasted, when that is too long for a slow one."""
         timings = self._actor.settings.timings
+        return self._engine.stalled_for_s(timings.stall_base_s, timings.stall_factor)
+
+    async def _stall_watch(self) -> None:
         while True:
-            await self._actor.clock.sleep(timings.heartbeat_s)
-            lasted_s = self._engine.stalled_for_s(timings.stall_base_s, timings.stall_factor)
+            await self._actor.clock.sleep(self._actor.settings.timings.heartbeat_s)
+            lasted_s = self.stalled_for_s()
             if lasted_s is not None:
                 raise EngineError(f"The engine has been in one step for {lasted_s:.0f} s.")
 
