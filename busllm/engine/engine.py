@@ -220,7 +220,7 @@ class Engine:
         seq = LiveSequence(request, self._num_submitted, eos_token_ids, self._max_context_tokens)
         if request.attempt > 1:
             self._outbox.take_back(seq)  # an earlier attempt may have ended at once, unheard
-        self._outbox.event(seq, "queued", prompt_tokens=seq.num_prompt_tokens)
+        self._outbox.event(seq, "queued", at_s=request.taken_at_s, prompt_tokens=seq.num_prompt_tokens)
         reason = seq.finish_reason()
         if reason is not None and not seq.scores_prompt:
             self._outbox.tokens(seq, seq.num_output_tokens, reason)

@@ -6,6 +6,8 @@ Does not know: who reads them.
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 from busllm.engine.live_sequence import LiveSequence
@@ -24,9 +26,10 @@ class Outbox:
     def __bool__(self) -> bool:
         return bool(self._tokens or self._events or self._failures)
 
-    def event(self, seq: LiveSequence, name: str, **data: int | str) -> None:
-        """Something happened to a sequence."""
-        self._events.append(SequenceEvent(seq.key[0], seq.key[1], seq.attempt, name, data))
+    def event(self, seq: LiveSequence, name: str, *, at_s: float | None = None, **data: int | str) -> None:
+        """Something happened to a sequence: now, or at `at_s` of `time.monotonic()`."""
+        happened_s = time.monotonic() if at_s is None else at_s
+        self._events.append(SequenceEvent(seq.key[0], seq.key[1], seq.attempt, name, data, happened_s))
 
     def tokens(self, seq: LiveSequence, first: int, finish_reason: FinishReason | None = None) -> None:
         """Output tokens of a sequence from index `first` on, with what was asked for beside them."""

@@ -44,6 +44,8 @@ class SequenceRequest(msgspec.Struct, frozen=True):
         seed: unsigned 64-bit seed of this choice.
         priority: larger goes first.
         cache_namespace: root of the prefix cache that it reads and writes.
+        taken_at_s: `time.monotonic()` at which somebody took it for the engine, which may be in a step meanwhile; the
+            event `queued` is of that time. None = when the engine takes it.
     """
 
     uid: str
@@ -55,6 +57,7 @@ class SequenceRequest(msgspec.Struct, frozen=True):
     seed: int
     priority: int = 0
     cache_namespace: bytes = b""
+    taken_at_s: float | None = None
 
 
 class SequenceTokens(msgspec.Struct, frozen=True, gc=False):
@@ -85,6 +88,7 @@ class SequenceEvent(msgspec.Struct, frozen=True):
     Attributes:
         name: queued | admitted | prefilled | first_token | retracted | adopted | finished | aborted.
         data: numbers only (admitted: prompt_tokens, cached_tokens; finished: completion_tokens and reason).
+        at_s: `time.monotonic()` when it happened; steps are handed out later than that.
     """
 
     uid: str
@@ -92,6 +96,7 @@ class SequenceEvent(msgspec.Struct, frozen=True):
     attempt: int
     name: str
     data: dict[str, int | str] = {}
+    at_s: float | None = None
 
 
 class SequenceFailure(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ import enum
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -65,28 +65,37 @@ class TraceRecorder:
         """Whether text deltas are to be recorded."""
         return self.level is TraceLevel.TOKENS
 
-    def begin(self, uid: str) -> None:
-        """This stage takes the request now (again: the first time counts)."""
+    def begin(self, uid: str, *, at_s: float | None = None) -> None:
+        """This stage takes the request now, or took it `at_s` (again: the first time counts)."""
         if self.level is TraceLevel.OFF or uid in self._began:
             return
-        self._began[uid] = time.monotonic()
+        self._began[uid] = time.monotonic() if at_s is None else at_s
         self._events[uid] = []
         if len(self._began) > MAX_REMEMBERED_REQUESTS:
             oldest, _ = self._began.popitem(last=False)
             del self._events[oldest]
 
-    def record(self, uid: str, event: str, **data: Any) -> None:
-        """Records one event of a request."""
+    def record(self, uid: str, event: str, *, at_s: float | None = None, **data: Any) -> None:
+        """Records one event of a request.
+
+        Args:
+            uid: the request.
+            event: what happened.
+            at_s: `time.monotonic()` when it did, for what is heard of later than it happened; None = now.
+            data: numbers and short words.
+        """
         if self.level is TraceLevel.OFF:
             return
-        self.begin(uid)
-        elapsed_s = time.monotonic() - self._began[uid]
+        now_s = time.monotonic()
+        happened_s = now_s if at_s is None else at_s
+        self.begin(uid, at_s=happened_s)
+        elapsed_s = max(0.0, happened_s - self._began[uid])
         made = TraceEvent(
             uid=uid,
             stage=self._stage,
             instance=self._instance,
             event=event,
-            at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            at=_wall_clock(now_s - happened_s),
             elapsed_ms=round(elapsed_s * 1e3, 3),
             data=data,
         )
@@ -103,3 +112,9 @@ class TraceRecorder:
         """The events of the latest `limit` requests, oldest request first."""
         uids = list(self._began)[-limit:]
         return [event for uid in uids for event in self._events[uid]]
+
+
+def _wall_clock(ago_s: float) -> str:
+    """RFC 3339 in UTC, milliseconds, of a moment so long ago."""
+    moment = datetime.now(UTC) - timedelta(seconds=ago_s)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

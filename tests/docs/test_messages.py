@@ -94,7 +94,8 @@ def recorded_events() -> set[tuple[str, str, frozenset[str]]]:
 
 
 def data_of(call: ast.Call) -> set[str]:
-    return {keyword.arg for keyword in call.keywords if keyword.arg is not None}
+    """Names of the data; `at_s`, when it happened, is none."""
+    return {keyword.arg for keyword in call.keywords if keyword.arg not in (None, "at_s")}
 
 
 def stage_of(path: Path) -> str:

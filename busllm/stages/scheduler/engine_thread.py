@@ -76,10 +76,11 @@ class EngineThread:
 
     def submit(self, request: SequenceRequest) -> None:
         """Starts or adopts a sequence; a refusal comes back as `Refused`."""
+        taken = msgspec.structs.replace(request, taken_at_s=time.monotonic())
 
         def command(engine: Engine) -> None:
             try:
-                engine.submit(request)
+                engine.submit(taken)
             except BusllmError as error:
                 self._put(Refused(request, error))
 

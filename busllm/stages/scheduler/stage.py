@@ -189,7 +189,7 @@ class SchedulerStage:
         if event.name == "admitted" and held is not None and not held.is_admitted:
             held.is_admitted = True
             held.cached_tokens = int(event.data.get("cached_tokens", 0))
-        self._actor.trace.record(event.uid, event.name, choice=event.choice, **event.data)
+        self._actor.trace.record(event.uid, event.name, at_s=event.at_s, choice=event.choice, **event.data)
 
     def _take_tokens(self, tokens: SequenceTokens) -> None:
         held = self._table.get(tokens.uid, tokens.choice, tokens.attempt)
