@@ -155,7 +155,8 @@ def test_a_missing_tensor_is_named_and_not_made_up(tmp_path: Path) -> None:
 def test_the_layers_of_transformers_are_imported_for_other_architectures_only(tmp_path: Path) -> None:
     directory = write_tiny_model(tmp_path / "model", "qwen3")
     program = (
-        "import sys; from busllm.engine.loader import load_runner; load_runner(sys.argv[1]); "
+        "import sys; from busllm.engine.loader import LoadConfig, load_runner; "
+        "load_runner(sys.argv[1], LoadConfig(device='cpu', attention='torch')); "
         "sys.exit('busllm.engine.models.hooked' in sys.modules or 'transformers.modeling_utils' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program, str(directory)], check=True, timeout=60)
