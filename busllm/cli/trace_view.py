@@ -16,10 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from busllm.ids import parse_instance
-from busllm.telemetry.trace import TraceEvent
+from busllm.telemetry.trace import ENDS, TraceEvent
 
 OWNERS = ("frontend", "client")
-ENDS = ("finished", "failed", "aborted")
 _PATH = (*OWNERS, "tokenizer", "scheduler", "detokenizer")
 _WIDE = 110  # columns from which on a terminal shows whole names and long bars
 _MIN_BAR_CELLS, _MAX_BAR_CELLS = 12, 32

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,7 +17,11 @@ from typing import Any
 import msgspec
 
 MAX_REMEMBERED_REQUESTS = 1000
-MAX_REMEMBERED_EVENTS = 64  # per request; later ones are published but not remembered
+# Of each request. What falls between the first events and the latest is published but not remembered.
+MAX_FIRST_EVENTS = 48
+MAX_LATEST_EVENTS = 16
+MAX_ENDS = 1024  # one for each choice; more choices no request has
+ENDS = ("finished", "failed", "aborted")
 
 
 class TraceLevel(enum.Enum):
@@ -49,6 +53,30 @@ class TraceEvent(msgspec.Struct, frozen=True):
 TraceSink = Callable[[TraceEvent], None]
 
 
+class _Remembered:
+    """What is kept of one request: its first events, its latest ones, and every end, however many come between."""
+
+    def __init__(self) -> None:
+        self._num_seen = 0
+        self._first: list[tuple[int, TraceEvent]] = []
+        self._latest: deque[tuple[int, TraceEvent]] = deque(maxlen=MAX_LATEST_EVENTS)
+        self._ends: deque[tuple[int, TraceEvent]] = deque(maxlen=MAX_ENDS)
+
+    def add(self, event: TraceEvent) -> None:
+        numbered = (self._num_seen, event)
+        self._num_seen += 1
+        if len(self._first) < MAX_FIRST_EVENTS:
+            self._first.append(numbered)
+        elif event.event in ENDS:
+            self._ends.append(numbered)
+        else:
+            self._latest.append(numbered)
+
+    def in_order(self) -> list[TraceEvent]:
+        numbered = sorted((*self._first, *self._latest, *self._ends), key=lambda entry: entry[0])
+        return [event for _, event in numbered]
+
+
 class TraceRecorder:
     """Makes events of one stage, hands them to the sink and remembers the last requests."""
 
@@ -57,7 +85,7 @@ class TraceRecorder:
         self._instance = instance
         self._sink = sink
         self._began: OrderedDict[str, float] = OrderedDict()
-        self._events: dict[str, list[TraceEvent]] = {}
+        self._events: dict[str, _Remembered] = {}
         self.level = level
 
     @property
@@ -70,7 +98,7 @@ class TraceRecorder:
         if self.level is TraceLevel.OFF or uid in self._began:
             return
         self._began[uid] = time.monotonic() if at_s is None else at_s
-        self._events[uid] = []
+        self._events[uid] = _Remembered()
         if len(self._began) > MAX_REMEMBERED_REQUESTS:
             oldest, _ = self._began.popitem(last=False)
             del self._events[oldest]
@@ -99,19 +127,18 @@ class TraceRecorder:
             elapsed_ms=round(elapsed_s * 1e3, 3),
             data=data,
         )
-        remembered = self._events[uid]
-        if len(remembered) < MAX_REMEMBERED_EVENTS:
-            remembered.append(made)
+        self._events[uid].add(made)
         self._sink(made)
 
     def events_of(self, uid: str) -> list[TraceEvent]:
-        """What is remembered of one request."""
-        return list(self._events.get(uid, ()))
+        """What is remembered of one request, in the order in which it was recorded."""
+        remembered = self._events.get(uid)
+        return [] if remembered is None else remembered.in_order()
 
     def latest(self, limit: int) -> list[TraceEvent]:
         """The events of the latest `limit` requests, oldest request first."""
         uids = list(self._began)[-limit:]
-        return [event for uid in uids for event in self._events[uid]]
+        return [event for uid in uids for event in self._events[uid].in_order()]
 
 
 def _wall_clock(ago_s: float) -> str:

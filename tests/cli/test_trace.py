@@ -104,6 +104,22 @@ async def test_following_a_request_that_has_ended_prints_it_and_returns(
 
 
 @pytest.mark.anyio
+async def test_following_returns_when_a_request_of_many_events_has_ended(
+    cluster: Cluster, operator: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stack, _ = cluster
+    owner = stack.actors["owner:0"].trace
+    live = stack.owner.submit(request("long", max_tokens=5))
+    for number in range(200):
+        owner.record(live.uid, "delta", choice=0, token_ids=[number])
+    async for _ in live:
+        pass
+    with anyio.fail_after(10):
+        assert await follow(operator, live.uid, as_json=True) == 0
+    assert '"client"' in capsys.readouterr().out
+
+
+@pytest.mark.anyio
 async def test_the_command_finds_a_cluster_by_its_bus(cluster: Cluster) -> None:
     stack, url = cluster
     uid = await finished_request(stack)

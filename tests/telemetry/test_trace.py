@@ -7,7 +7,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from busllm.telemetry.trace import TraceEvent, TraceLevel, TraceRecorder
+from busllm.telemetry.trace import (
+    ENDS,
+    MAX_FIRST_EVENTS,
+    MAX_LATEST_EVENTS,
+    TraceEvent,
+    TraceLevel,
+    TraceRecorder,
+)
 
 UID = "u" * 20
 
@@ -52,3 +59,24 @@ def test_a_request_that_was_not_taken_begins_with_its_first_event(told: Told) ->
     told.recorder.record(UID, "queued", at_s=happened_s)
     told.recorder.record(UID, "admitted", at_s=happened_s + 1.0)
     assert [event.elapsed_ms for event in told.events] == [0.0, pytest.approx(1_000)]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_end_of_a_request_is_remembered_however_much_came_before(told: Told, end: str) -> None:
+    for number in range(1000):
+        told.recorder.record(UID, "delta", number=number)
+    told.recorder.record(UID, end)
+    assert len(told.events) == 1001, "everything is published"
+    remembered = told.recorder.events_of(UID)
+    numbers = [event.data["number"] for event in remembered[:-1]]
+    assert numbers == [*range(MAX_FIRST_EVENTS), *range(1000 - MAX_LATEST_EVENTS, 1000)]
+    assert remembered[-1].event == end
+    assert told.recorder.latest(1) == remembered
+
+
+def test_the_end_of_every_choice_is_remembered(told: Told) -> None:
+    for event in ("queued", "admitted", "prefilled", "first_token", "finished"):
+        for choice in range(128):
+            told.recorder.record(UID, event, choice=choice)
+    ends = [event.data["choice"] for event in told.recorder.events_of(UID) if event.event == "finished"]
+    assert ends == list(range(128))
