@@ -131,3 +131,5 @@ async def test_a_lost_rank_takes_its_replica_down_and_both_come_back(
     said = [line for line in cluster.log.read_text().splitlines() if '"event": "failed"' in line][said_before:]
     assert len(said) == 1, said  # the lost one says nothing, the other why it ends
     assert before[name].instance in said[0] or "another rank is gone or frozen" in said[0]
+    if number is signal.SIGSTOP:  # `up` does not wait for the usual 10 s of silence
+        assert '"silent_s": 2.0' in cluster.log.read_text()

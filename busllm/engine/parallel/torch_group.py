@@ -99,14 +99,15 @@ class TorchGroup:
             store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=MEETING_TIMEOUT_S))
             own_address = _address_towards(host, port)
             meeting = PrefixStore(epoch, store)
-            self._door = _gloo(PrefixStore("door", meeting), rank, size, own_address, _DOOR_TIMEOUT_S)
+            self._door = _gloo(PrefixStore("door", meeting), rank, size, own_address)
             steps = PrefixStore("steps", meeting)
             if self._device.type == "cuda":
                 self._steps = _nccl(steps, rank, size, self._timeout_s)
             else:
-                self._steps = _gloo(steps, rank, size, own_address, self._timeout_s)
+                self._steps = _gloo(steps, rank, size, own_address)
         except (RuntimeError, OSError) as error:  # torch's errors of stores and groups are RuntimeErrors
-            raise EngineError(f"Rank {rank} of {size} did not meet the others at {host}:{port}: {error}") from error
+            said = _first_line(error)
+            raise EngineError(f"Rank {rank} of {size} did not meet the others at {host}:{port}: {said}") from error
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
         part = part.contiguous()
@@ -115,7 +116,8 @@ class TorchGroup:
             return part
         # A ring adds the pieces of a tensor in different orders, so a row would depend on its place in the batch.
         parts = [torch.empty_like(part) for _ in range(self._shard.num_ranks)]
-        self._wait_for(lambda: self._steps.allgather([parts], [part]))
+        options = self._limited(distributed_c10d.AllgatherOptions())  # type: ignore[attr-defined]
+        self._wait_for(lambda: self._steps.allgather([parts], [part], options))
         total = parts[0].float()
         for other in parts[1:]:
             total = total + other
@@ -123,7 +125,7 @@ class TorchGroup:
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor] | None:
         part = part.contiguous()
-        options = distributed_c10d.GatherOptions()
+        options = self._limited(distributed_c10d.GatherOptions())
         options.rootRank = 0
         parts = [torch.empty_like(part) for _ in range(self._shard.num_ranks)] if self._shard.is_first else []
         self._wait_for(lambda: self._steps.gather([parts] if parts else [], [part], options))
@@ -131,13 +133,13 @@ class TorchGroup:
 
     def from_first(self, values: torch.Tensor) -> torch.Tensor:
         values = values.contiguous()
-        self._wait_for(lambda: self._steps.broadcast([values], _from_first()))
+        self._wait_for(lambda: self._steps.broadcast([values], _from_first(self._timeout_s)))
         return values
 
     def enter(self, number: int) -> None:
         told = torch.tensor([number])
         try:
-            self._door.broadcast([told], _from_first()).wait()
+            self._door.broadcast([told], _from_first(_DOOR_TIMEOUT_S)).wait()
         except RuntimeError as error:
             raise self._left_alone(error) from error
         if int(told) != number:
@@ -149,6 +151,10 @@ class TorchGroup:
                 with suppress(RuntimeError):  # the others may be gone
                     group.shutdown()
 
+    def _limited(self, options: Any) -> Any:
+        options.timeout = timedelta(seconds=self._timeout_s)
+        return options
+
     def _wait_for(self, start: Callable[[], Any]) -> None:
         self._waits_since_s = time.monotonic()
         try:
@@ -159,22 +165,28 @@ class TorchGroup:
             self._waits_since_s = None
 
     def _left_alone(self, error: RuntimeError) -> EngineError:
-        said = str(error).splitlines()[0].rpartition("] ")[2]  # torch puts its own source line first
+        said = _first_line(error)
         return EngineError(f"Rank {self._shard.rank} was left alone in a step; another rank is gone or frozen: {said}")
 
 
-def _from_first() -> Any:
+def _first_line(error: Exception) -> str:
+    """Without the place in torch's sources that stands before it, and the frames that stand behind."""
+    return str(error).splitlines()[0].rpartition("] ")[2]
+
+
+def _from_first(timeout_s: float) -> Any:
     options = distributed_c10d.BroadcastOptions()
+    options.timeout = timedelta(seconds=timeout_s)
     options.rootRank = 0
     options.rootTensor = 0
     return options
 
 
-def _gloo(store: PrefixStore, rank: int, size: int, address: str, timeout_s: float) -> Any:
+def _gloo(store: PrefixStore, rank: int, size: int, address: str) -> Any:
     kind: Any = distributed_c10d.ProcessGroupGloo
     options = kind._Options()  # the only way to say which address the ranks talk on
     options._devices = [kind.create_device(hostname=address)]
-    options._timeout = timedelta(seconds=timeout_s)
+    options._timeout = timedelta(seconds=MEETING_TIMEOUT_S)  # of connecting; each operation has its own
     options._threads = 1
     return kind(store, rank, size, options)
 
