@@ -57,31 +57,32 @@ def _penalise(
     positions: npt.NDArray[np.int64],
     states: SlotStates,
 ) -> None:
+    """Reads and writes the logits of tokens that were seen, not the whole vocabulary."""
     device = logits.device
-    on_device = to_device(rows, device)
-    tokens = states.tokens[to_device(slots, device), : int(positions.max())]  # (num_penalised, longest)
-    where = np.arange(tokens.shape[1])
-    known = where < positions[:, None]
+    where = np.arange(int(positions.max()))
+    known = where < positions[:, None]  # (num_penalised, longest)
     generated = known & (where >= states.num_prompt_tokens[slots][:, None])
-
-    seen = _count(tokens, known, logits) > 0
-    counts = _count(tokens, generated, logits)
+    tokens = states.tokens[to_device(slots, device), : len(where)]
+    # What stands behind a row's tokens becomes its first one, which is written again with the same value.
+    tokens = torch.where(to_device(known, device), tokens, tokens[:, :1])
+    counts = _count(tokens, to_device(generated, device), logits)
 
     def column(values: npt.NDArray[np.float32]) -> torch.Tensor:
         return to_device(values[slots], device)[:, None]
 
-    values = logits[on_device]
+    seen = to_device(rows, device)[:, None], tokens
+    values = logits[seen]  # (num_penalised, longest)
     repetition = column(states.repetition)
-    values = torch.where(seen, torch.where(values > 0, values / repetition, values * repetition), values)
+    values = torch.where(values > 0, values / repetition, values * repetition)
     values -= column(states.frequency) * counts
     values -= column(states.presence) * (counts > 0)
-    logits[on_device] = values
+    logits[seen] = values
 
 
-def _count(tokens: torch.Tensor, counted: npt.NDArray[np.bool_], logits: torch.Tensor) -> torch.Tensor:
-    """How often each token id stands in each row: float32 (num_rows, vocab_size)."""
-    ones = to_device(counted, logits.device).to(torch.float32)
-    return logits.new_zeros((tokens.shape[0], logits.shape[1])).scatter_add_(1, tokens, ones)
+def _count(tokens: torch.Tensor, counted: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """How often each token is counted in its row: float32, of the shape of `tokens`."""
+    totals = logits.new_zeros((tokens.shape[0], logits.shape[1]))
+    return totals.scatter_add_(1, tokens, counted.to(torch.float32)).gather(1, tokens)
 
 
 def _add_biases(logits: torch.Tensor, slots: npt.NDArray[np.int64], states: SlotStates) -> None:

@@ -92,16 +92,19 @@ def _choose(
     positions: npt.NDArray[np.int64],
     states: SlotStates,
 ) -> torch.Tensor:
-    token_ids = logits.argmax(dim=-1)  # the first of equals
     drawn = np.flatnonzero(states.temperature[slots] > 0)
-    if drawn.size:
-        rows, own = to_device(drawn, logits.device), slots[drawn]
-        settings = DrawSettings(
-            temperature=states.temperature[own],
-            top_k=states.top_k[own],
-            top_p=states.top_p[own],
-            min_p=states.min_p[own],
-            uniform=uniform(states.seeds[own], positions[drawn]),
-        )
-        token_ids[rows] = draw(logits[rows], settings)
+    if not drawn.size:
+        return logits.argmax(dim=-1)  # the first of equals
+    own = slots[drawn]
+    settings = DrawSettings(
+        temperature=states.temperature[own],
+        top_k=states.top_k[own],
+        top_p=states.top_p[own],
+        min_p=states.min_p[own],
+        uniform=uniform(states.seeds[own], positions[drawn]),
+    )
+    if drawn.size == len(slots):
+        return draw(logits, settings)
+    token_ids, rows = logits.argmax(dim=-1), to_device(drawn, logits.device)
+    token_ids[rows] = draw(logits[rows], settings)
     return token_ids

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from busllm.engine.draw import DrawSettings, draw
+from busllm.engine.draw import DrawSettings, draw, draw_on_device
 from busllm.engine.rng import uniform
 
 
@@ -36,7 +36,11 @@ def stacked(rows: list[tuple[float, int, float, float, float]], vocab_size: int)
 
 
 def draw_rows(logits: torch.Tensor, rows: list[tuple[float, int, float, float, float]]) -> list[int]:
-    return draw(logits, stacked(rows, logits.shape[1])).tolist()
+    """Draws in both ways, which must agree."""
+    settings = stacked(rows, logits.shape[1])
+    drawn = draw(logits, settings).tolist()
+    assert draw_on_device(logits, settings).tolist() == drawn
+    return drawn
 
 
 settings_of_a_row = st.tuples(
@@ -49,12 +53,17 @@ settings_of_a_row = st.tuples(
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(settings_of_a_row, min_size=1, max_size=6), st.integers(0, 10**6), st.sampled_from([7, 300, 3000]))
+@given(
+    st.lists(settings_of_a_row, min_size=1, max_size=6),
+    st.integers(0, 10**6),
+    st.sampled_from([7, 300, 3000]),
+    st.sampled_from([0.0, 1e-9, 0.01, 3.0, 30.0]),
+)
 def test_a_draw_is_the_inverse_of_the_cumulated_kept_distribution(
-    rows: list[tuple[float, int, float, float, float]], seed: int, vocab_size: int
+    rows: list[tuple[float, int, float, float, float]], seed: int, vocab_size: int, spread: float
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(len(rows), vocab_size, generator=generator) * 3
+    logits = torch.randn(len(rows), vocab_size, generator=generator) * spread
     if seed % 3 == 0:
         logits = logits.round()  # many equal probabilities
     for token_id, row, row_logits in zip(draw_rows(logits, rows), rows, logits.numpy(), strict=True):
@@ -126,6 +135,15 @@ def test_top_k_beyond_the_vocabulary_keeps_everything() -> None:
     logits = torch.zeros(1, 4)
     drawn = {draw_rows(logits, [one_row(top_k=2**31 - 1, u=u)])[0] for u in np.linspace(0, 0.999, 50)}
     assert drawn == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.999999}, {"top_k": 900}, {"min_p": 1e-300}])
+@pytest.mark.parametrize("u", [0.0, 0.5, 1 - 2.0**-53])
+def test_what_is_impossible_is_never_drawn(filters: dict[str, float], u: float) -> None:
+    logits = torch.full((3, 1000), -torch.inf)
+    logits[:, [5, 700]] = 1.0
+    logits[:, 701:] = torch.finfo(torch.float32).min
+    assert set(draw_rows(logits, [one_row(**filters, u=u)] * 3)) <= {5, 700}  # type: ignore[arg-type]
 
 
 def test_the_largest_uniform_number_draws_a_kept_token() -> None:
