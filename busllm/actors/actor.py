@@ -114,6 +114,10 @@ class Actor:
             return False
         return True
 
+    def doubt(self, instance: str) -> None:
+        """Something addressed to that instance reached nobody: it is suspect until it is heard again."""
+        self._presence.doubt(instance)
+
     async def subscribe(self, inboxes: Mapping[str, MessageHandler]) -> None:
         """Subscribes to subject patterns, each with the handler of its messages; in force when it returns.
 

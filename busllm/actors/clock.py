@@ -57,6 +57,9 @@ class Timings(msgspec.Struct, frozen=True):
         probe_timeout_s: how long an answer to a probe may take.
         tick_s: how often an owner looks at its requests.
         settle_s: after a bus gap nobody is judged for this long (two heartbeats).
+        orphan_check_s: how often a stage asks the owners of what it holds whether they still wait for it.
+        retry_pause_s: pause before a request goes on once more after several tries in a row without a new token,
+            doubled each time up to two seconds.
         first_stage_s: a request that no stage has taken waits this long for one to appear.
         resume_deadline_s: a request in flight waits this long for somebody to take it over.
         max_holders_lost: a request that loses more holders in a row, without a new token, is given up.
@@ -75,6 +78,8 @@ class Timings(msgspec.Struct, frozen=True):
     probe_timeout_s: float = 1.0
     tick_s: float = 0.1
     settle_s: float = 1.0
+    orphan_check_s: float = 2.0
+    retry_pause_s: float = 0.1
     first_stage_s: float = 1.0
     resume_deadline_s: float = 60.0
     max_holders_lost: int = 5

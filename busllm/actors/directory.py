@@ -46,6 +46,11 @@ class Peer:
         """Its stage kind."""
         return self.announcement.kind
 
+    @property
+    def load(self) -> float:
+        """What it announced last as `requests`."""
+        return self.announcement.load.get("requests", 0.0)
+
 
 class PeerNews(enum.Enum):
     """What happened to a peer."""
@@ -96,11 +101,13 @@ class Directory:
             changes.append(PeerChange(PeerNews.UPDATED, peer))
         return changes
 
-    def doubt(self, instance: str) -> None:
+    def doubt(self, instance: str) -> list[PeerChange]:
         """Something addressed to it reached nobody: suspect until it is heard again."""
         peer = self._peers.get(instance)
-        if peer is not None:
-            peer.health = PeerHealth.SUSPECT
+        if peer is None or peer.health is not PeerHealth.ALIVE:
+            return []
+        peer.health = PeerHealth.SUSPECT
+        return [PeerChange(PeerNews.SUSPECT, peer)]
 
     def tick(self, now: float) -> list[PeerChange]:
         """Judges by silence."""

@@ -88,6 +88,10 @@ class Presence:
         """Looks who has been silent for too long."""
         self._tell(self.directory.tick(self._clock.monotonic()))
 
+    def doubt(self, instance: str) -> None:
+        """Something addressed to that instance reached nobody."""
+        self._tell(self.directory.doubt(instance))
+
     def resume(self) -> None:
         """The bus is back: nobody is blamed for the gap, everybody is asked."""
         self.directory.resume(self._clock.monotonic())

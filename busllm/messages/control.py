@@ -76,7 +76,12 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 class ProbedSequence(msgspec.Struct, frozen=True, array_like=True):
-    """One sequence at the probed stage: `state` is waiting, running or finished; `next_index` counts output tokens."""
+    """One sequence at the probed stage.
+
+    Attributes:
+        state: waiting, running, finished, or lost (at a scheduler: its detokenizer is).
+        next_index: index of the next token that it would send.
+    """
 
     choice: int
     attempt: int

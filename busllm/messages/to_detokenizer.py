@@ -12,7 +12,7 @@ from busllm.messages.codec import Decoder
 from busllm.messages.parts import Part
 from busllm.plan import TokenLogprobs
 
-ACKNOWLEDGED_EVERY = 16  # a detokenizer acknowledges batches whose number is a multiple of this
+ACKNOWLEDGED_EVERY = 16  # a detokenizer acknowledges when so many batches have come since it last did
 MAX_UNACKNOWLEDGED = 64  # with more batches open rank 0 leaves the detokenizer's sequences out of its steps
 
 

@@ -62,12 +62,17 @@ class StepText(msgspec.Struct, frozen=True, array_like=True, tag="text", gc=Fals
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken", gc=False):
-    """A stage took the request over; sent on receipt, so that its absence may be waited for."""
+    """A stage took the request over; sent on receipt, so that its absence may be waited for.
+
+    Attributes:
+        choices: which of its choices; empty = all.
+    """
 
     uid: str
     attempt: int
     stage: str
     instance: str
+    choices: tuple[int, ...] = ()
 
 
 class Tokenized(msgspec.Struct, frozen=True, array_like=True, tag="tokenized", gc=False):
@@ -75,13 +80,13 @@ class Tokenized(msgspec.Struct, frozen=True, array_like=True, tag="tokenized", g
 
     Attributes:
         prompt_ids: packed int32, one per prompt.
-        scheduler: instance that it was sent to.
+        scheduler: instance that it was sent to; None = there was none.
     """
 
     uid: str
     attempt: int
     prompt_ids: tuple[bytes, ...]
-    scheduler: str
+    scheduler: str | None
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed", gc=False):

@@ -22,15 +22,51 @@ class Phase(enum.Enum):
     SCHEDULED = "scheduled"
 
 
-class Choice:
-    """What the client has of one choice, and what waits to be read."""
+class WaitsFor(enum.Enum):
+    """What keeps a request from being sent."""
 
-    def __init__(self, number: int) -> None:
+    TOKENIZER = "tokenizer"
+    SCHEDULER = "scheduler"
+    BUS = "bus"
+    PAUSE = "pause"
+
+
+class Choice:
+    """What the client has of one choice, and what waits to be read.
+
+    Attributes:
+        taken: a scheduler has said that it holds this choice of the current attempt.
+        heard_at: when something of it was heard last; None = ask about it now.
+        asked_at: when it was asked about last.
+        strikes: doubtful answers in a row.
+    """
+
+    def __init__(self, number: int, now: float) -> None:
         self.number = number
         self.output_ids: list[int] = []
         self.delivered_chars = 0
         self.finished = False
+        self.sent(now)
         self._clear()
+
+    def sent(self, now: float) -> None:
+        """It was sent to somebody: what was known of its holder is void."""
+        self.taken = False
+        self.heard(now)
+
+    def heard(self, now: float) -> None:
+        """Something of it was heard."""
+        self.heard_at: float | None = now
+        self.asked_at = now
+        self.strikes = 0
+
+    def is_silent(self, now: float, silence_s: float, strike_s: float) -> bool:
+        """Whether it is time to ask about it (again)."""
+        if self.finished:
+            return False
+        if self.heard_at is None:
+            return now - self.asked_at >= strike_s
+        return now - max(self.heard_at, self.asked_at) >= (strike_s if self.strikes else silence_s)
 
     def _clear(self) -> None:
         self._texts: list[str] = []
@@ -80,11 +116,12 @@ class LiveRequest:
         uid: the request.
         attempt: of the current try; replies of other attempts are ignored.
         phase, tokenizer, scheduler, detokenizer: who holds it.
-        taken: the current holder has said so.
+        taken: the tokenizer has said so.
         was_scheduled: a scheduler has taken it at least once.
-        waits_for: stage kind that is missing, while the request is with nobody.
-        trouble_since: when it lost its holder, None while all is well.
-        strikes: doubtful probe answers in a row.
+        waits_for: what is missing, while the request is with nobody.
+        not_before: with `PAUSE`, when it may be sent.
+        trouble_since: when it lost its holder or found nobody, None while all is well.
+        fruitless: tries in a row that brought no new token.
         holders_lost: holders that died since the last new token.
         avoid: instances that lost it.
     """
@@ -101,14 +138,15 @@ class LiveRequest:
         self.detokenizer: str | None = None
         self.taken = False
         self.was_scheduled = False
-        self.waits_for: str | None = None
-        self.trouble_since: float | None = now
-        self.strikes = 0
+        self.waits_for: WaitsFor | None = None
+        self.not_before = now
+        self.trouble_since: float | None = None
+        self.fruitless = 0
         self.holders_lost = 0
         self.avoid: tuple[str, ...] = ()
         self.sent_at = now
         self.heard_at = now
-        self.choices = [Choice(number) for number in range(len(request.prompts) * request.n)]
+        self.choices = [Choice(number, now) for number in range(len(request.prompts) * request.n)]
         self.has_text = False
         self._unread: dict[int, None] = {}
         self.num_unfinished = len(self.choices)
@@ -127,6 +165,10 @@ class LiveRequest:
     def error(self) -> BusllmError | None:
         """Why the request failed, until the reader was told."""
         return self._error
+
+    def unfinished(self) -> list[Choice]:
+        """Choices that have not ended."""
+        return [choice for choice in self.choices if not choice.finished]
 
     def holders(self) -> tuple[str, ...]:
         """Instances that the request depends on now."""

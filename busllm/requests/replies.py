@@ -13,10 +13,10 @@ from typing import assert_never
 from busllm.actors.actor import Actor
 from busllm.bus.protocol import Message
 from busllm.errors import Draining, MalformedMessage, QueueFull
-from busllm.messages.codec import unpack_ids
+from busllm.messages.columns import unpack_column, unpack_rows
 from busllm.messages.parts import Joiner, Part
 from busllm.messages.to_frontend import Failed, StepText, Taken, ToFrontend, Tokenized, decoder, remote_error
-from busllm.requests.live import LiveRequest, Phase
+from busllm.requests.live import Choice, LiveRequest, Phase, WaitsFor
 from busllm.requests.sending import Sender
 
 
@@ -65,7 +65,6 @@ class Replies:
         if live is None or live.attempt != attempt or live.is_done:
             return None
         live.heard_at = self._actor.clock.monotonic()
-        live.strikes = 0
         return live
 
     def _take_taken(self, taken: Taken) -> None:
@@ -75,9 +74,14 @@ class Replies:
         match taken.stage:
             case "tokenizer":
                 live.taken = live.taken or live.phase is Phase.TOKENIZING
+                live.trouble_since = None
             case "scheduler":
                 self._sender.hold(live, tokenizer=None, scheduler=taken.instance)
-                live.phase, live.taken, live.was_scheduled, live.trouble_since = Phase.SCHEDULED, True, True, None
+                live.phase, live.was_scheduled, live.trouble_since = Phase.SCHEDULED, True, None
+                for number in taken.choices or range(len(live.choices)):
+                    choice = choice_of(live, number)
+                    choice.taken = True
+                    choice.heard(live.heard_at)
             case "detokenizer":
                 live.detokenizer = taken.instance
 
@@ -87,10 +91,10 @@ class Replies:
             return
         live.prompt_ids = tokenized.prompt_ids
         if live.phase is Phase.TOKENIZING:
-            live.phase, live.taken, live.sent_at = Phase.SCHEDULED, False, live.heard_at
-            self._sender.hold(live, tokenizer=None, scheduler=tokenized.scheduler or None)
-            if not tokenized.scheduler:
-                live.waits_for = "scheduler"
+            live.phase, live.sent_at = Phase.SCHEDULED, live.heard_at
+            self._sender.hold(live, tokenizer=None, scheduler=tokenized.scheduler)
+            if tokenized.scheduler is None:
+                live.waits_for, live.trouble_since = WaitsFor.SCHEDULER, live.heard_at
 
     def _take_failed(self, failed: Failed) -> None:
         live = self._current(failed.uid, failed.attempt)
@@ -106,17 +110,20 @@ class Replies:
         self._ended(live)
 
     def _take_text(self, batch: StepText) -> None:
-        indexes, offsets = unpack_ids(batch.indexes).tolist(), unpack_ids(batch.offsets).tolist()
-        choices, attempts = unpack_ids(batch.choices).tolist(), unpack_ids(batch.attempts).tolist()
-        token_ids = unpack_ids(batch.token_ids).tolist()
+        num_rows = len(batch.uids)
+        if len(batch.texts) != num_rows:
+            raise MalformedMessage(f"A batch has {num_rows} rows and {len(batch.texts)} texts.")
+        indexes, choices = unpack_column(batch.indexes, num_rows), unpack_column(batch.choices, num_rows)
+        attempts = unpack_column(batch.attempts, num_rows)
+        rows = unpack_rows(batch.offsets, batch.token_ids, num_rows)
         finished = {row: (reason, usage) for row, reason, usage in batch.finished}
         logprobs, prompt_logprobs = dict(batch.logprobs), dict(batch.prompt_logprobs)
         for row, uid in enumerate(batch.uids):
             live = self._current(uid, attempts[row])
             if live is None:
                 continue
-            choice = live.choices[choices[row]]
-            new_ids = token_ids[offsets[row] : offsets[row + 1]]
+            choice, new_ids = choice_of(live, choices[row]), rows[row]
+            choice.heard(live.heard_at)
             have = len(choice.output_ids)
             repeated = bool(new_ids) and indexes[row] + len(new_ids) <= have
             if choice.finished or (repeated and row not in finished):
@@ -124,7 +131,9 @@ class Replies:
             if indexes[row] != have and not repeated:
                 self._sender.send_on(live, "a hole in the output", avoid=None, holder_died=False)
                 continue
-            live.detokenizer, live.trouble_since, live.holders_lost = batch.detokenizer, None, 0
+            live.detokenizer, live.trouble_since = batch.detokenizer, None
+            if new_ids and not repeated:
+                live.holders_lost = live.fruitless = 0
             if not repeated:
                 choice.add(batch.texts[row], new_ids, logprobs.get(row, ()))
                 self._tell(live, choices[row], batch.texts[row], new_ids)
@@ -146,9 +155,23 @@ class Replies:
 
     def _nobody_listens(self, uid: str) -> None:
         live = self._lives.get(uid)
-        if live is None or live.is_done or live.taken:
+        if live is None or live.is_done:
             return
         holder = live.tokenizer if live.phase is Phase.TOKENIZING else live.scheduler
-        if holder is not None:
-            self._actor.directory.doubt(holder)
+        if holder is None:
+            return
+        attempt = live.attempt
+        self._actor.doubt(holder)  # others that it holds may go on elsewhere, this one among them
+        if live.attempt == attempt:
             self._sender.send_on(live, f"nobody listens at {holder}", avoid=holder, holder_died=False)
+
+
+def choice_of(live: LiveRequest, number: int) -> Choice:
+    """A choice of a request.
+
+    Raises:
+        MalformedMessage: it has none of that number.
+    """
+    if not 0 <= number < len(live.choices):
+        raise MalformedMessage(f"Choice {number} of a request with {len(live.choices)} choices.")
+    return live.choices[number]

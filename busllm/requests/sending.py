@@ -18,10 +18,12 @@ from busllm.messages.codec import encode, pack_ids
 from busllm.messages.to_everyone import encode_abort
 from busllm.messages.to_scheduler import ChoiceStart, Generate
 from busllm.messages.to_tokenizer import Tokenize
-from busllm.requests.live import LiveRequest, Phase
+from busllm.requests.live import LiveRequest, Phase, WaitsFor
 from busllm.requests.routing import pick
 
 MAX_AVOIDED = 8
+MAX_TRIES_AT_ONCE = 3  # later ones, as long as no new token comes, are made after a pause
+MAX_DOUBLINGS = 4
 
 
 class Sender:
@@ -51,27 +53,36 @@ class Sender:
                 live.fail(Lost(f"{live.holders_lost} stages in a row died while they held this request."))
                 self.abort(live)
                 return
-        previous = live.attempt
+        previous, now = live.attempt, self._actor.clock.monotonic()
         live.attempt += 1
+        live.fruitless += 1
         if avoid is not None:
             live.avoid = (*(name for name in live.avoid if name != avoid), avoid)[-MAX_AVOIDED:]
         if live.trouble_since is None:
-            live.trouble_since = self._actor.clock.monotonic()
+            live.trouble_since = now
         self._actor.trace.record(live.uid, "sent_on", attempt=live.attempt, reason=reason)
         self._actor.log.info("sent_on", uid=live.uid, attempt=live.attempt, reason=reason)
-        self.dispatch(live)
+        if live.fruitless > MAX_TRIES_AT_ONCE:
+            doublings = min(live.fruitless - MAX_TRIES_AT_ONCE, MAX_DOUBLINGS)
+            live.waits_for, live.not_before = WaitsFor.PAUSE, now + timings.retry_pause_s * 2**doublings
+        else:
+            self.dispatch(live)
         self._publish_abort(live.uid, previous)
 
     def dispatch(self, live: LiveRequest) -> None:
         """Sends the current attempt to whoever can take it; leaves `live.waits_for` set when nobody can."""
+        now = self._actor.clock.monotonic()
         live.taken = False
-        live.strikes = 0
         live.detokenizer = None
-        live.sent_at = live.heard_at = self._actor.clock.monotonic()
+        live.sent_at = live.heard_at = now
+        for choice in live.unfinished():
+            choice.sent(now)
         try:
             live.waits_for = self._to_tokenizer(live) if live.prompt_ids is None else self._to_scheduler(live)
         except (BusDown, BusCongested):
-            live.waits_for = "bus"
+            live.waits_for = WaitsFor.BUS
+        if live.waits_for is not None and live.trouble_since is None:
+            live.trouble_since = now
 
     def abort(self, live: LiveRequest) -> None:
         """Ends every attempt of a request, wherever it is."""
@@ -96,13 +107,13 @@ class Sender:
     def _publish_abort(self, uid: str, attempt: int | None) -> None:
         self._actor.try_publish(self._actor.subjects.abort(uid), encode_abort(attempt))
 
-    def _to_tokenizer(self, live: LiveRequest) -> str | None:
+    def _to_tokenizer(self, live: LiveRequest) -> WaitsFor | None:
         actor, request = self._actor, live.request
         live.phase = Phase.TOKENIZING
         peer = pick(actor.directory.usable("tokenizer", live.avoid), self._in_flight)
         self.hold(live, tokenizer=peer.instance if peer else None, scheduler=None)
         if peer is None:
-            return "tokenizer"
+            return WaitsFor.TOKENIZER
         message = Tokenize(
             uid=live.uid,
             attempt=live.attempt,
@@ -120,7 +131,7 @@ class Sender:
         actor.publish(subjects.tokenize(peer.instance, live.uid), encode(message), reply)
         return None
 
-    def _to_scheduler(self, live: LiveRequest) -> str | None:
+    def _to_scheduler(self, live: LiveRequest) -> WaitsFor | None:
         actor = self._actor
         live.phase = Phase.SCHEDULED
         able = actor.directory.usable("scheduler", live.avoid)
@@ -128,7 +139,7 @@ class Sender:
         peer = same or pick(able, self._in_flight)
         self.hold(live, tokenizer=None, scheduler=peer.instance if peer else None)
         if peer is None:
-            return "scheduler"
+            return WaitsFor.SCHEDULER
         subject = actor.subjects.generate(peer.instance, live.uid)
         reply = actor.subjects.reply(actor.instance, live.uid)
         for number in range(len(live.request.prompts)):

@@ -3,9 +3,9 @@
 Owns: the periodic look at all live requests, and the judgement of a probe's answer.
 Does not know: how a request is sent on (`sending.py`), what replies bring (`owner.py`).
 
-A request silent for `silence_s` is asked about at its holders, many uids in one message. It is well when its scheduler
-runs or queues this attempt and nothing is missing in between; a doubtful answer is checked once more after
-`strike_s`, then the request is sent on.
+A choice silent for `silence_s` is asked about at its holder, many uids in one message. It is well when the tokenizer
+or scheduler has this attempt and has not produced more than has arrived here: what it has produced would have come
+within the silence. A doubtful answer is checked once more after `strike_s`, then the request is sent on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from busllm.errors import (
 )
 from busllm.messages.codec import encode_json
 from busllm.messages.control import Probe, ProbeAnswer, ProbedSequence, probe_answer_decoder, raise_if_error
-from busllm.requests.live import LiveRequest, Phase
+from busllm.requests.live import Choice, LiveRequest, Phase, WaitsFor
 from busllm.requests.sending import Sender
 
 STRIKES = 2
@@ -54,7 +54,8 @@ class Watch:
     def ask_about_all(self) -> None:
         """Messages may have been lost: treat every request as silent."""
         for live in self._lives.values():
-            live.heard_at = float("-inf")
+            for choice in live.unfinished():
+                choice.heard_at = None
 
     def tick(self) -> None:
         """One look at every request."""
@@ -75,37 +76,40 @@ class Watch:
 
     def _expired(self, live: LiveRequest, now: float) -> bool:
         timings = self._actor.settings.timings
-        since = live.trouble_since
-        if self._down_since is not None and (since is None or self._down_since < since):
-            since = self._down_since
-        if since is None:
-            return False
-        limit_s = timings.resume_deadline_s if live.was_scheduled else timings.first_stage_s
-        if now - since < limit_s or (not live.was_scheduled and live.waits_for is None and self._down_since is None):
+        since = self._down_since if self._down_since is not None else live.trouble_since
+        never_served = not live.was_scheduled and live.waits_for in (WaitsFor.TOKENIZER, WaitsFor.SCHEDULER)
+        limit_s = timings.first_stage_s if never_served and self._down_since is None else timings.resume_deadline_s
+        if since is None or now - since < limit_s:
             return False
         live.fail(self._give_up_reason(live, limit_s))
         self._sender.abort(live)
         return True
 
     def _give_up_reason(self, live: LiveRequest, limit_s: float) -> BusllmError:
-        if self._down_since is not None or live.waits_for == "bus":
+        if self._down_since is not None or live.waits_for is WaitsFor.BUS:
             return BusUnavailable(f"The bus is away and did not come back within {limit_s:g} s.")
         if live.was_scheduled:
             return ResumeDeadlineExceeded(f"A stage was lost and nobody could take over within {limit_s:g} s.")
-        kind = live.waits_for or "scheduler"
+        kind = "tokenizer" if live.prompt_ids is None else "scheduler"
         return StageMissing(kind, self._actor.directory.why_unusable(kind) or f"nobody took it within {limit_s:g} s")
 
     def _look_at(self, live: LiveRequest, now: float, silent: dict[str, list[str]]) -> None:
         timings = self._actor.settings.timings
         if live.waits_for is not None:
-            self._sender.dispatch(live)
-        elif not live.taken and now - live.sent_at >= timings.taken_s:
-            holder = live.tokenizer if live.phase is Phase.TOKENIZING else live.scheduler
+            if live.waits_for is not WaitsFor.PAUSE or now >= live.not_before:
+                self._sender.dispatch(live)
+            return
+        tokenizing = live.phase is Phase.TOKENIZING
+        holder = live.tokenizer if tokenizing else live.scheduler
+        taken = live.taken if tokenizing else all(choice.taken for choice in live.unfinished())
+        if not taken and now - live.sent_at >= timings.taken_s:
             self._sender.send_on(live, "not taken", avoid=holder, holder_died=False)
-        elif now - live.heard_at >= (timings.strike_s if live.strikes else timings.silence_s):
-            for holder in live.holders():
-                if len(silent[holder]) < MAX_PROBED:
-                    silent[holder].append(live.uid)
+        elif holder is not None and len(silent[holder]) < MAX_PROBED and self._silent_choices(live, now):
+            silent[holder].append(live.uid)
+
+    def _silent_choices(self, live: LiveRequest, now: float) -> list[Choice]:
+        timings = self._actor.settings.timings
+        return [choice for choice in live.choices if choice.is_silent(now, timings.silence_s, timings.strike_s)]
 
     # ------------------------------------------------------------ probing
 
@@ -139,7 +143,7 @@ class Watch:
                 subject, encode_json(Probe(tuple(uids))), timeout_s=actor.settings.timings.probe_timeout_s
             )
         except NoResponders:
-            actor.directory.doubt(instance)
+            actor.doubt(instance)
             return ProbeAnswer(instance, {})
         except BusError:
             return None  # a frozen holder is the directory's to judge, a lost bus the tick's
@@ -151,39 +155,30 @@ class Watch:
             return None
 
     def _judge(self, live: LiveRequest, answers: dict[str, ProbeAnswer]) -> None:
+        holder = live.tokenizer if live.phase is Phase.TOKENIZING else live.scheduler
         now = self._actor.clock.monotonic()
-        if any(holder not in answers for holder in live.holders()):
-            live.heard_at = now
+        silent = self._silent_choices(live, now)
+        for choice in silent:
+            choice.asked_at = now
+        answer = answers.get(holder) if holder is not None else None
+        if answer is None:
             return
-        if self._is_well(live, answers):
-            live.strikes = 0
-            live.heard_at = now
-            live.trouble_since = None
-            return
-        live.strikes += 1
-        live.heard_at = now
-        if live.strikes >= STRIKES:
-            self._sender.send_on(live, "unknown to its holder", avoid=None, holder_died=False)
-
-    def _is_well(self, live: LiveRequest, answers: dict[str, ProbeAnswer]) -> bool:
-        if live.phase is Phase.TOKENIZING:
-            return live.tokenizer is not None and live.uid in answers[live.tokenizer].sequences
-        at_scheduler = self._known(live, live.scheduler, answers)
-        at_detokenizer = self._known(live, live.detokenizer, answers)
-        for choice in live.choices:
-            if choice.finished:
-                continue
-            there = at_scheduler.get(choice.number)
-            if there is None or there.attempt != live.attempt or there.state == "finished":
-                return False
-            text = at_detokenizer.get(choice.number)
-            has_all = there.next_index <= len(choice.output_ids)
-            if not has_all and (text is None or text.attempt != live.attempt):
-                return False
-        return True
+        known = {sequence.choice: sequence for sequence in answer.sequences.get(live.uid, ())}
+        for choice in silent:
+            if self._is_well(live, choice, known):
+                choice.heard(now)
+            else:
+                choice.strikes += 1
+        if any(choice.strikes >= STRIKES for choice in silent):
+            self._sender.send_on(live, "lost by its holder", avoid=None, holder_died=False)
 
     @staticmethod
-    def _known(live: LiveRequest, instance: str | None, answers: dict[str, ProbeAnswer]) -> dict[int, ProbedSequence]:
-        if instance is None:
-            return {}
-        return {sequence.choice: sequence for sequence in answers[instance].sequences.get(live.uid, ())}
+    def _is_well(live: LiveRequest, choice: Choice, known: Mapping[int, ProbedSequence]) -> bool:
+        if live.phase is Phase.TOKENIZING:
+            return any(sequence.attempt == live.attempt for sequence in known.values())
+        there = known.get(choice.number)
+        if there is None or there.attempt != live.attempt:
+            return False
+        if there.state == "waiting":
+            return True
+        return there.state == "running" and there.next_index <= len(choice.output_ids)

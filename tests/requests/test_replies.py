@@ -9,6 +9,7 @@ import pytest
 from busllm.errors import Aborted, BusllmError, QueueFull, RemoteError
 from busllm.messages.codec import unpack_ids
 from busllm.messages.to_frontend import Tokenized
+from busllm.requests.live import WaitsFor
 from tests.requests.played import OTHER_SCHEDULER, TOKENIZER, Stages, failed, playing, read, request
 from tests.stages.wire import SCHEDULER, SUBJECTS
 
@@ -145,8 +146,8 @@ async def test_an_abort_of_an_earlier_attempt_is_none_of_the_current_one(stages:
 
 async def test_ids_without_a_scheduler_wait_for_one(stages: Stages) -> None:
     live = stages.owner.submit(request())
-    await stages.tell(live, Tokenized(live.uid, 1, (b"\1\0\0\0",), ""))
-    assert live.waits_for == "scheduler"
+    await stages.tell(live, Tokenized(live.uid, 1, (b"\1\0\0\0",), None))
+    assert live.waits_for is WaitsFor.SCHEDULER
     await stages.pass_time(0.2)
     ((scheduler, sent),) = stages.generate(live)
     assert (scheduler, sent.attempt) == (SCHEDULER, 1)

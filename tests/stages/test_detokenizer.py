@@ -132,7 +132,7 @@ async def test_one_batch_of_tokens_becomes_one_batch_of_text(wire: Wire, schedul
 async def test_taking_a_sequence_is_said_at_once(wire: Wire, scheduler: Scheduler) -> None:
     await scheduler.step(new=(opened(0, "u", attempt=3),))
     (message,) = wire.said(SUBJECTS.reply(FRONTEND, "u"))
-    assert to_frontend.decode(message.payload) == Taken("u", 3, "detokenizer", wire.actor.instance)
+    assert to_frontend.decode(message.payload) == Taken("u", 3, "detokenizer", wire.actor.instance, (0,))
 
 
 async def test_a_hole_loses_the_sequence_and_no_other(wire: Wire, scheduler: Scheduler) -> None:

@@ -102,7 +102,7 @@ async def wire() -> Any:
 async def test_a_request_is_taken_computed_and_sent_to_a_detokenizer(wire: Wire) -> None:
     send(wire, generate("u"))
     (taken,) = await wire.replies(to_frontend, 1, "u")
-    assert taken == Taken("u", 1, "scheduler", wire.actor.instance)
+    assert taken == Taken("u", 1, "scheduler", wire.actor.instance, (0,))
     await wire.until(idle(wire))
     assert tokens(wire, "u") == dict(enumerate(answer(20)))
     assert [batch.number for batch in batches(wire)] == list(range(1, len(batches(wire)) + 1))

@@ -115,7 +115,7 @@ async def test_without_a_scheduler_the_owner_gets_the_ids_and_is_told_so() -> No
         await wire.announce(SCHEDULER, StageState.DRAINING)
         send(wire, tokenize("u"))
         _, tokenized = await wire.replies(to_frontend, 2, "u")
-        assert tokenized.scheduler == ""
+        assert tokenized.scheduler is None
         assert wire.said(SUBJECTS.all_of("generate")) == []
 
 

@@ -44,10 +44,6 @@ class DetokenizerLink:
         """The detokenizer has taken every batch up to this number."""
         self._acknowledged = max(self._acknowledged, min(number, self._sent))
 
-    def assume_all_acknowledged(self) -> None:
-        """After a bus gap: acknowledgements may be lost; holes show in the indexes."""
-        self._acknowledged = self._sent
-
     def open(self, held: HeldSequence) -> None:
         """Gives a sequence a handle here."""
         held.detokenizer = self.detokenizer
@@ -69,9 +65,13 @@ class DetokenizerLink:
         if tokens.prompt_logprobs is not None:
             self._prompt_logprobs.append((row, held.generate.prompt_ids, tokens.prompt_logprobs))
 
-    def take_batch(self) -> StepTokens | None:
-        """The filled batch under its number; None when nothing was added."""
-        if not self._handles and not self._opened:
+    def take_batch(self, *, nudge: bool = False) -> StepTokens | None:
+        """The filled batch under its number; None when nothing was added.
+
+        Args:
+            nudge: make one without rows too. While nothing else is sent it brings the acknowledgement that was lost.
+        """
+        if not self._handles and not self._opened and not nudge:
             return None
         self._sent += 1
         batch = StepTokens(

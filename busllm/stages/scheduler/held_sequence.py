@@ -47,6 +47,13 @@ class HeldSequence:
         return self.generate.uid, self.start.choice
 
     @property
+    def state(self) -> str:
+        """What a probe is told: lost (its detokenizer is), waiting (for its turn or a detokenizer) or running."""
+        if self.lost_detokenizer:
+            return "lost"
+        return "running" if self.is_admitted and not self.backlog else "waiting"
+
+    @property
     def must_wait(self) -> bool:
         """Whether computing more would only pile up."""
         return self.lost_detokenizer or bool(self.backlog)

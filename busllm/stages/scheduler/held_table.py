@@ -40,13 +40,12 @@ class HeldTable:
         """All choices of a request."""
         return [self._held[uid, choice] for choice in self._of_uid.get(uid, ())]
 
-    def of_owner(self, frontend: str) -> dict[str, int]:
-        """Uids and attempts of the requests of one owner."""
-        return {held.generate.uid: held.generate.attempt for held in self if held.generate.frontend == frontend}
-
-    def owners(self) -> set[str]:
-        """Every owner of a held sequence."""
-        return {held.generate.frontend for held in self}
+    def by_owner(self) -> dict[str, dict[str, int]]:
+        """Uids and attempts of the held requests, by owner."""
+        owners: dict[str, dict[str, int]] = {}
+        for held in self:
+            owners.setdefault(held.generate.frontend, {})[held.generate.uid] = held.generate.attempt
+        return owners
 
     def add(self, held: HeldSequence) -> bool:
         """Takes a sequence in place of an earlier attempt; False when this attempt or a later one is held."""
@@ -74,6 +73,6 @@ class HeldTable:
         """What is known of a request; empty when nothing is."""
         known = dict(self._finished.get(uid, {}))
         for held in self.of_uid(uid):
-            choice, state = held.start.choice, "running" if held.is_admitted else "waiting"
+            choice, state = held.start.choice, held.state
             known[choice] = ProbedSequence(choice, held.generate.attempt, state, held.next_index)
         return tuple(known.values())

@@ -13,8 +13,10 @@ from collections import Counter
 from busllm.actors.actor import Actor
 from busllm.bus.protocol import Message
 from busllm.engine.sequence import SequenceTokens
-from busllm.errors import MalformedMessage
+from busllm.errors import Lost, MalformedMessage
 from busllm.messages.codec import encode
+from busllm.messages.to_detokenizer import StepTokens
+from busllm.messages.to_frontend import failed
 from busllm.requests.routing import pick
 from busllm.stages.scheduler.detokenizer_link import DetokenizerLink
 from busllm.stages.scheduler.held_sequence import HeldSequence
@@ -51,12 +53,19 @@ class Outbound:
 
     def flush(self) -> None:
         """Sends what was added, one batch per detokenizer."""
-        actor = self._actor
         for link in self._links.values():
-            batch = link.take_batch()
-            if batch is not None:
-                reply = f"{self._reply_prefix}.{link.detokenizer}"
-                actor.try_publish(actor.subjects.detokenize(link.detokenizer), encode(batch), reply)
+            self._send_batch(link, link.take_batch())
+
+    def nudge(self) -> None:
+        """Asks congested detokenizers for an acknowledgement: the last one, or what it was for, may be lost."""
+        for link in self._links.values():
+            if link.is_congested:
+                self._send_batch(link, link.take_batch(nudge=True))
+
+    def _send_batch(self, link: DetokenizerLink, batch: StepTokens | None) -> None:
+        if batch is not None:
+            actor, reply = self._actor, f"{self._reply_prefix}.{link.detokenizer}"
+            actor.try_publish(actor.subjects.detokenize(link.detokenizer), encode(batch), reply)
 
     def acknowledged(self, message: Message) -> None:
         """A detokenizer acknowledges batches, or nobody listens there any more.
@@ -64,21 +73,27 @@ class Outbound:
         Raises:
             MalformedMessage: the payload is no number.
         """
-        link = self._links.get(message.subject.rpartition(".")[2])
+        detokenizer = message.subject.rpartition(".")[2]
+        link = self._links.get(detokenizer)
         if link is None:
             return
         if message.no_responders:
-            self._actor.directory.doubt(link.detokenizer)
-            self.lose(link.detokenizer)
+            self._actor.doubt(detokenizer)
+            self.lose(detokenizer, "nobody listens there")
         else:
             link.acknowledge(_batch_number(message.payload))
 
-    def lose(self, detokenizer: str) -> None:
-        """A detokenizer is gone: its sequences wait until their owners send them on."""
-        if self._links.pop(detokenizer, None) is not None:
-            for held in self._table:
-                if held.detokenizer == detokenizer:
-                    held.lost_detokenizer = self._some_wait = True
+    def lose(self, detokenizer: str, reason: str) -> None:
+        """A detokenizer is gone: the owners of its sequences are told, and send them on."""
+        if self._links.pop(detokenizer, None) is None:
+            return
+        lost = [held for held in self._table if held.detokenizer == detokenizer and not held.lost_detokenizer]
+        for held in lost:
+            held.lost_detokenizer = self._some_wait = True
+        error = Lost(f"The detokenizer {detokenizer} is lost: {reason}.")
+        for generate in {held.generate.uid: held.generate for held in lost}.values():
+            message = failed(generate.uid, generate.attempt, "detokenizer", error)
+            self._actor.try_publish(self._actor.subjects.reply(generate.frontend, generate.uid), encode(message))
 
     def send_backlogs(self) -> list[HeldSequence]:
         """A detokenizer is there: sends what waited for one; returns the sequences that ended with it."""
@@ -91,24 +106,18 @@ class Outbound:
                 ended.append(held)
         return ended
 
-    def acknowledgements_may_be_lost(self) -> None:
-        """After a bus gap or an overflow nobody waits for what may never come; holes show in the indexes."""
-        for link in self._links.values():
-            link.assume_all_acknowledged()
-
-    def links_are_heard(self) -> bool:
-        """Whether every detokenizer in use was heard since the bus came back."""
-        peers = [self._actor.directory.get(detokenizer) for detokenizer in self._links]
-        return all(peer.heard_since_gap for peer in peers if peer is not None)
-
     def held_back(self) -> frozenset[Key]:
-        """Sequences whose further tokens would only pile up."""
-        congested = {detokenizer for detokenizer, link in self._links.items() if link.is_congested}
-        if not congested and not self._some_wait:
+        """Sequences whose further tokens would only pile up, or go where nobody was heard since the last bus gap."""
+        blocked = {name for name, link in self._links.items() if link.is_congested or not self._is_heard(name)}
+        if not blocked and not self._some_wait:
             return _NOBODY
         waiting = [held.key for held in self._table if held.must_wait]
         self._some_wait = bool(waiting)
-        return frozenset(waiting).union(held.key for held in self._table if held.detokenizer in congested)
+        return frozenset(waiting).union(held.key for held in self._table if held.detokenizer in blocked)
+
+    def _is_heard(self, detokenizer: str) -> bool:
+        peer = self._actor.directory.get(detokenizer)
+        return peer is None or peer.heard_since_gap
 
     def _open(self, held: HeldSequence) -> bool:
         able = self._actor.directory.usable("detokenizer", held.generate.avoid)

@@ -19,19 +19,22 @@ from busllm.actors.directory import PeerChange, PeerNews
 from busllm.bus.protocol import BusEvent, Disconnected, Message, Overflow, PermissionRefused, Reconnected
 from busllm.engine.engine import Engine
 from busllm.engine.sequence import SequenceEvent, SequenceTokens, StepOutput
-from busllm.errors import BusError, BusllmError, Draining, EngineError, InvalidRequest, MalformedMessage, RemoteError
+from busllm.errors import BusllmError, Draining, EngineError, InvalidRequest
 from busllm.messages.codec import encode, encode_json, unpack_ids
-from busllm.messages.control import ProbeAnswer, live_answer_decoder, probe_decoder, raise_if_error
+from busllm.messages.control import ProbeAnswer, probe_decoder
 from busllm.messages.parts import Joiner, Part
 from busllm.messages.to_everyone import decode_abort
 from busllm.messages.to_frontend import Taken, failed
 from busllm.messages.to_scheduler import Generate, StopMatched, decoder
+from busllm.requests.orphans import OrphanWatch
 from busllm.requests.tombstones import Tombstones
 from busllm.stages.scheduler.engine_statistics import engine_statistics
 from busllm.stages.scheduler.engine_thread import Crashed, EngineOutput, EngineThread, Refused
 from busllm.stages.scheduler.held_sequence import HeldSequence
 from busllm.stages.scheduler.held_table import HeldTable, Key
 from busllm.stages.scheduler.outbound import Outbound
+
+DETOKENIZER = "detokenizer"
 
 
 class SchedulerStage:
@@ -52,11 +55,13 @@ class SchedulerStage:
     async def start(self, actor: Actor) -> None:
         """See `Behaviour`."""
         self._actor = actor
+        self._orphans = OrphanWatch(actor, self._table.by_owner, self._drop)
         self._outbound = Outbound(actor, self._table)
         actor.report_progress("loading the model")
         await self._engine.start()
         actor.tasks.start_soon(self._output_loop)
         actor.tasks.start_soon(self._stall_watch)
+        actor.tasks.start_soon(self._orphans.run)
 
     def inboxes(self) -> Mapping[str, MessageHandler]:
         """See `Behaviour`."""
@@ -121,7 +126,8 @@ class SchedulerStage:
         if self._draining:
             self._fail(generate, Draining("The scheduler is shutting down."))
             return
-        taken = Taken(generate.uid, generate.attempt, self.kind, actor.instance)
+        choices = tuple(start.choice for start in generate.choices)
+        taken = Taken(generate.uid, generate.attempt, self.kind, actor.instance, choices)
         actor.try_publish(actor.subjects.reply(generate.frontend, generate.uid), encode(taken))
         prompt_ids = unpack_ids(generate.prompt_ids)
         for start in generate.choices:
@@ -228,53 +234,31 @@ class SchedulerStage:
             case Disconnected():
                 self._engine.pause(True)
             case Reconnected():
-                self._outbound.acknowledgements_may_be_lost()
-                self._actor.tasks.start_soon(self._resume)
+                self._flush()  # who makes text is left out until it is heard again
+                self._engine.pause(False)
+                self._orphans.poke()
             case Overflow():
-                self._outbound.acknowledgements_may_be_lost()
+                self._orphans.poke()
             case PermissionRefused():
                 pass
             case _:
                 assert_never(event)
 
-    async def _resume(self) -> None:
-        """After a bus gap: goes on once detokenizers are heard, and asks every owner what it still waits for."""
-        actor, timings = self._actor, self._actor.settings.timings
-        with anyio.move_on_after(timings.settle_s):
-            while not self._outbound.links_are_heard():
-                await actor.clock.sleep(timings.tick_s)
-        self._engine.pause(False)
-        for frontend in self._table.owners():
-            await self._drop_orphans(frontend)
-
-    async def _drop_orphans(self, frontend: str) -> None:
-        actor = self._actor
-        subject, timeout_s = actor.subjects.control(frontend, "live"), actor.settings.timings.probe_timeout_s
-        try:
-            payload = await actor.connection.request(subject, b"", timeout_s=timeout_s)
-            raise_if_error(payload)
-            live = dict(live_answer_decoder.decode(payload).live)
-        except (BusError, RemoteError, MalformedMessage) as error:
-            actor.log.info("owner_not_asked", frontend=frontend, reason=error.message)
-            return  # when it stays silent the directory calls it gone
-        for uid in self._table.of_owner(frontend):
-            if uid not in live:
-                self._drop(uid, None)
-            elif live[uid] > 1:
-                self._drop(uid, live[uid] - 1)
-
     def peer_changed(self, change: PeerChange) -> None:
         """See `Behaviour`."""
-        instance = change.peer.instance
+        self._orphans.peer_changed(change)
+        if change.peer.kind != DETOKENIZER:
+            return
         match change.news:
-            case PeerNews.GONE if change.peer.kind == "detokenizer":
-                self._outbound.lose(instance)
             case PeerNews.GONE:
-                for uid in self._table.of_owner(instance):
-                    self._drop(uid, None)
-            case PeerNews.READY | PeerNews.RECOVERED if change.peer.kind == "detokenizer":
+                self._outbound.lose(change.peer.instance, "it has ended or is silent")
+            case PeerNews.READY | PeerNews.RECOVERED:
                 for held in self._outbound.send_backlogs():
                     self._remove(held, finished=True)
+            case PeerNews.UPDATED | PeerNews.DRAINING | PeerNews.SUSPECT:
+                return
+            case _:
+                assert_never(change.news)
         self._flush()
 
     # ------------------------------------------------------------ control
