@@ -22,7 +22,8 @@ def configure_logging(level: str = "info") -> None:
     ]
     renderer: structlog.typing.Processor
     if sys.stderr.isatty():
-        renderer = structlog.dev.ConsoleRenderer()
+        # The default formatter prints local variables, prompts among them.
+        renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     else:
         shared.append(structlog.processors.format_exc_info)
         renderer = structlog.processors.JSONRenderer()
