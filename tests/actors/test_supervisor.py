@@ -11,6 +11,7 @@ from busllm.actors.supervisor import ActorPlan, Supervisor
 from busllm.bus.memory import MemoryBus
 from busllm.errors import EngineError, Superseded
 from busllm.testing.clock import ManualClock, settle
+from busllm.topology.restarts import RestartTimings
 from tests.actors.recording import Recording, make_actor
 
 pytestmark = pytest.mark.anyio
@@ -113,6 +114,13 @@ async def test_a_superseded_actor_is_not_started_again() -> None:
         await Supervisor((factory.plan(),), clock, TIMINGS).run(anyio.Event())
     assert is_in(raised.value, error)
     assert len(factory.made) == 1
+
+
+def test_a_request_that_ends_its_holders_is_given_up_before_their_process_is() -> None:
+    timings = Timings()
+    num_killed = timings.max_holders_lost + 1
+    assert num_killed < timings.restart_limit, "the actor is restarted after the last one"
+    assert num_killed < RestartTimings().limit, "so is the process"
 
 
 async def test_actors_are_drained_in_the_order_of_the_path() -> None:

@@ -161,7 +161,7 @@ async def test_a_request_that_ends_whoever_holds_it_is_given_up(stages: Stages) 
 
 async def test_a_new_token_forgives_the_losses_before_it(stages: Stages) -> None:
     live = await running_request(stages)
-    for attempt in range(2, 2 * TIMINGS.max_holders_lost):
+    for attempt in range(2, 2 * TIMINGS.max_holders_lost + 2):
         await stages.wire.announce(SCHEDULER, StageState.GONE)
         await stages.wire.announce(SCHEDULER)
         await stages.tell(live, Taken(live.uid, attempt, "scheduler", SCHEDULER))
