@@ -18,7 +18,7 @@ import anyio.abc
 
 from busllm.actors.behaviour import Behaviour, MessageHandler
 from busllm.actors.clock import Clock
-from busllm.actors.control import answer_control
+from busllm.actors.control import ENDS_THE_ACTOR, answer_control, internal_error, send_answer
 from busllm.actors.directory import Directory
 from busllm.actors.presence import Place, Presence
 from busllm.actors.settings import ActorSettings
@@ -34,7 +34,7 @@ from busllm.bus.protocol import (
     Reconnected,
 )
 from busllm.bus.subjects import Subjects
-from busllm.errors import BusCongested, BusDown, BusllmError, MalformedMessage
+from busllm.errors import BusCongested, BusDown, BusllmError, MalformedMessage, PayloadTooLarge
 from busllm.ids import new_instance
 from busllm.messages.codec import encode_json
 from busllm.messages.control import Announcement, StageState, error_answer
@@ -214,12 +214,22 @@ class Actor:
             behaviour.received_all()
 
     def _handle(self, handler: MessageHandler, message: Message) -> None:
+        """Lets one message be handled; its failure is its own, and the actor goes on.
+
+        Raises:
+            Superseded, EngineError: the actor cannot.
+        """
         try:
             handler(message)
+        except ENDS_THE_ACTOR:
+            raise
         except MalformedMessage as error:
             self.log.warning("malformed_message", subject=message.subject, reason=error.message)
-            if message.reply is not None:
-                self.try_publish(message.reply, error_answer(error))
+            send_answer(self, message.reply, error_answer(error))
+        except Exception as error:  # the stage boundary: its sender gets an answer, the log the traceback
+            self.log.exception("message_failed", subject=message.subject)
+            told = error if isinstance(error, BusllmError) else internal_error(self.instance)
+            send_answer(self, message.reply, error_answer(told))
 
     def _bus_event(self, event: BusEvent) -> None:
         match event:
@@ -258,7 +268,7 @@ class Actor:
             return
         try:
             self._connection.publish(self.subjects.trace(event.uid, event.stage, event.event), encode_json(event))
-        except (BusDown, BusCongested):
+        except (BusDown, BusCongested, PayloadTooLarge):
             self.log.debug("trace_event_dropped", uid=event.uid, event_name=event.event)
 
 

@@ -30,6 +30,7 @@ class Recording:
     Attributes:
         may_start, may_end: events that `start` and `drain` wait for.
         numbers, events, changes: what came.
+        faults: what handling a number raises, and, under its own name, a control verb.
     """
 
     is_unique = True
@@ -40,6 +41,7 @@ class Recording:
         self.may_start = anyio.Event()
         self.may_end = anyio.Event()
         self.numbers: list[int] = []
+        self.faults: dict[int | str, Exception] = {}
         self.num_wakeups = 0
         self.events: list[BusEvent] = []
         self.changes: list[PeerChange] = []
@@ -54,7 +56,10 @@ class Recording:
         return {SUBJECTS.tokenize(self.actor.instance, "*"): self._work_arrived}
 
     def _work_arrived(self, message: Message) -> None:
-        self.numbers.append(number_decoder.decode(message.payload))
+        number = number_decoder.decode(message.payload)
+        if number in self.faults:
+            raise self.faults[number]
+        self.numbers.append(number)
 
     def received_all(self) -> None:
         self.num_wakeups += 1
@@ -66,6 +71,8 @@ class Recording:
         self.changes.append(change)
 
     async def control(self, verb: str, question: bytes) -> bytes:
+        if verb in self.faults:
+            raise self.faults[verb]
         if verb != "echo":
             raise InvalidRequest(f"there is no verb {verb!r}")
         return question
