@@ -14,6 +14,7 @@ import torch
 
 from busllm.engine.host_copy import copy_to_host
 from busllm.plan import TokenLogprobs
+from busllm.sampling import MAX_LOGPROBS
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class PendingLogprobs:
 
     Attributes:
         chosen: float32 (num_rows,).
-        top_ids, top_values: (num_rows, largest number of alternatives), best first.
+        top_ids, top_values: (num_rows, at least the largest number of alternatives), best first.
         num_top: how many alternatives each row's request asked for.
     """
 
@@ -61,7 +62,8 @@ def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: Seque
         num_top: alternatives that each row wants; more than the vocabulary gives the vocabulary.
     """
     logprobs = logits.log_softmax(dim=-1)
-    most = min(max(num_top, default=0), logits.shape[1])
+    # Always as many as may be asked for: which of equals are taken must not depend on what other rows ask for.
+    most = min(MAX_LOGPROBS, logits.shape[1]) if any(num_top) else 0
     top = logprobs.topk(most, dim=-1)
     return PendingLogprobs(
         chosen=logprobs.gather(1, token_ids[:, None])[:, 0],
