@@ -26,7 +26,6 @@ from busllm.bus.protocol import (
     Bus,
     BusEvent,
     Connection,
-    ConnectionClosed,
     Disconnected,
     Message,
     Overflow,
@@ -148,7 +147,7 @@ class Actor:
 
         Raises:
             ExceptionGroup: holds what failed, `Superseded` for one when a live older instance of this kind and index
-                was heard.
+                was heard, `ConnectionClosed` when the bus gave the connection up.
         """
         try:
             async with anyio.create_task_group() as tasks:
@@ -198,13 +197,14 @@ class Actor:
     # ------------------------------------------------------------ mailbox
 
     async def _receive_loop(self) -> None:
+        """Takes messages until cancelled.
+
+        Raises:
+            ConnectionClosed: the bus gave the connection up. (`run` closes it only when this loop has ended.)
+        """
         connection, handlers, behaviour = self.connection, self._handlers, self._behaviour
         while True:
-            try:
-                batch = await connection.receive()
-            except ConnectionClosed:
-                return
-            for item in batch:
+            for item in await connection.receive():
                 if isinstance(item, Message):
                     handler = handlers.get(item.subscription)
                     if handler is not None:

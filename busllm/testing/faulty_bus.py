@@ -7,6 +7,7 @@ Does not know: what is tested with them.
     connection = await bus.connect(name="a", inbox="inbox.a")
     bus.cut("pulled the plug")   # Disconnected in every connection; publishing raises BusDown
     bus.mend()                   # Reconnected; what was published meanwhile is gone
+    bus.give_up()                # every connection ends for good
 """
 
 from __future__ import annotations
@@ -61,6 +62,11 @@ class FaultyBus(MemoryBus):
         """Every lost connection is back; `outage_s` is what it is told."""
         for connection in self._connections:
             connection.come_back(outage_s)
+
+    def give_up(self) -> None:
+        """Every connection ends for good: nobody reconnects it. New ones can be made."""
+        for connection in self._connections:
+            connection.give_up()
 
     def freeze(self) -> None:
         """The server stops reading: what is published waits, up to the outgoing bound."""
@@ -127,6 +133,11 @@ class FaultyConnection(MemoryConnection):
             return
         self._down_reason = None
         self._queue.tell(Reconnected(outage_s))
+
+    def give_up(self) -> None:
+        """The connection is lost and stays so; who receives hears `ConnectionClosed`."""
+        self.lose("nobody keeps the connection")
+        self._queue.close()
 
     def send_waiting(self) -> None:
         """Sends what waited while the server did not read."""

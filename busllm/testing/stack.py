@@ -18,7 +18,7 @@ import msgspec
 from busllm.actors.actor import Actor, ActorSettings
 from busllm.actors.behaviour import Behaviour
 from busllm.actors.clock import SystemClock, Timings
-from busllm.bus.protocol import Bus
+from busllm.bus.protocol import Bus, ConnectionClosed
 from busllm.engine.engine import Engine, EngineConfig
 from busllm.engine.null import NullRunner
 from busllm.engine.parallel.group import Alone
@@ -122,8 +122,8 @@ class Stack:
 
     async def kill(self, name: str) -> None:
         """Ends a stage without a word, as SIGKILL does; nobody is told."""
-        await self.actors[name].connection.close()
         self._scopes[name].cancel()
+        await self.actors[name].connection.close()  # before the actor, which is cancelled, can say that it goes
 
     async def wait_until_ready(self) -> None:
         """Waits until a request would be served."""
@@ -146,6 +146,9 @@ class Stack:
         with scope:
             try:
                 await actor.run()
+            except* ConnectionClosed:
+                if not scope.cancel_called:  # else it was killed, and saw its connection go first
+                    raise
             except* EngineError as group:
                 if self._config.ranks == 1:
                     raise

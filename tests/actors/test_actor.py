@@ -149,8 +149,8 @@ async def test_peers_are_told_to_the_behaviour_from_first_word_to_silence(clock:
             await peer.ready.wait()
             await settle()
             assert [one.instance for one in actor.directory.usable("detokenizer")] == [peer.instance]
-            await peer.connection.close()  # not a word more
             peers.cancel_scope.cancel()
+            await peer.connection.close()  # not a word more
         behaviour.changes.clear()
         await clock.advance(TIMINGS.gone_s + TIMINGS.heartbeat_s)
         assert [change.news for change in behaviour.changes] == [PeerNews.SUSPECT, PeerNews.GONE]

@@ -8,12 +8,17 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
+from busllm.actors.actor import Actor
+from busllm.actors.clock import Timings
+from busllm.actors.supervisor import ActorPlan, Supervisor
 from busllm.bus.memory import MemoryBus, MemoryConnection
+from busllm.bus.protocol import ConnectionClosed
 from busllm.errors import EngineError, IntegrityError, RemoteError, StageMissing, Superseded
 from busllm.messages.codec import encode
 from busllm.messages.control import raise_if_error
 from busllm.testing.clock import ManualClock, settle
-from tests.actors.recording import SUBJECTS, Recording, make_actor
+from busllm.testing.faulty_bus import FaultyBus
+from tests.actors.recording import SUBJECTS, Recording, announcements, listening, make_actor
 
 pytestmark = pytest.mark.anyio
 
@@ -131,3 +136,40 @@ async def test_an_actor_that_is_broken_itself_ends(behaviour: Recording, error: 
                 connection.publish(SUBJECTS.control(actor.instance, "probe"), b"")
             await anyio.sleep_forever()
     assert raised.value.subgroup(type(error)) is not None
+
+
+async def test_an_actor_whose_connection_is_given_up_ends_with_it(behaviour: Recording) -> None:
+    bus = FaultyBus()
+    actor = make_actor(behaviour, bus, ManualClock())
+    with anyio.fail_after(5), pytest.raises(ExceptionGroup) as raised:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(actor.run)
+            await actor.ready.wait()
+            bus.give_up()
+            await anyio.sleep_forever()
+    assert raised.value.subgroup(ConnectionClosed) is not None
+
+
+async def test_a_stateless_actor_whose_connection_was_given_up_comes_back_under_a_new_name() -> None:
+    bus, clock, stop, timings = FaultyBus(), ManualClock(), anyio.Event(), Timings()
+    made: list[Recording] = []
+
+    def make() -> Actor:
+        behaviour = Recording()
+        behaviour.may_start.set()
+        behaviour.may_end.set()
+        made.append(behaviour)
+        return make_actor(behaviour, bus, clock)
+
+    supervisor = Supervisor((ActorPlan("tokenizer:0", make, restarts_in_place=True),), clock, timings)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(supervisor.run, stop)
+        await settle()
+        bus.give_up()
+        await settle()
+        async with listening(bus, SUBJECTS.stage("*", "*")) as listener:
+            await clock.advance(timings.restart_backoff_max_s)
+            heard = {one.instance for one in await announcements(listener)}
+        first, second = (behaviour.actor.instance for behaviour in made)
+        assert heard == {second} != {first}
+        stop.set()
