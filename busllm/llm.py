@@ -20,6 +20,7 @@ from typing import Any, Self
 import numpy as np
 
 from busllm.engine.engine import Engine
+from busllm.engine.openmp import calm_openmp
 from busllm.engine.options import EngineOptions, engine_config, read_options
 from busllm.engine.runner import Runner
 from busllm.engine.sequence import SequenceRequest, SequenceTokens
@@ -243,7 +244,10 @@ def _load(files: ModelFiles, options: EngineOptions, grammars: GrammarCompiler) 
         from busllm.engine.null import NullRunner
 
         return NullRunner(grammars=grammars)
+    calm_openmp()
     from busllm.engine.loader import LoadConfig, load_runner
 
-    config = LoadConfig(device=options.device, dtype=options.dtype, attention=options.attention)
+    config = LoadConfig(
+        device=options.device, dtype=options.dtype, attention=options.attention, quantization=options.quantization
+    )
     return load_runner(files, config, grammars=grammars)

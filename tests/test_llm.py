@@ -62,7 +62,7 @@ def test_an_answer_that_was_interrupted_for_lack_of_pages_is_the_same(tiny: Path
     ]
     with busllm.LLM(str(tiny), kv_tokens=4096) as roomy:
         expected = roomy.generate(prompts, sampling)
-    with busllm.LLM(str(tiny), kv_tokens=512, page_tokens=4) as tight:
+    with busllm.LLM(str(tiny), kv_tokens=512) as tight:
         assert tight.generate(prompts, sampling) == expected
         assert tight.engine.statistics().retractions > 0
         tight.engine.check_integrity()

@@ -20,6 +20,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from busllm.engine.openmp import calm_openmp
 from busllm.model_store.files import ModelFiles
 from busllm.model_store.pull import pull
 
@@ -30,11 +31,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Fetches a model into the cache, with a progress bar on stderr, and prints where it is."""
+    """Fetches a model into the cache, with a progress bar on stderr, prepares it, and prints where it is."""
     files = fetch(arguments.model)
+    prepare(files)
     place = files.gguf or files.directory or "nothing to fetch"
     Console(stderr=True).print(f"{files.name}: {place}", markup=False, highlight=False, soft_wrap=True)
     return 0
+
+
+def prepare(files: ModelFiles) -> None:
+    """Makes what the first start would make: on a CPU, packed weights and compiled kernels."""
+    if files.is_null:
+        return
+    console = Console(stderr=True)
+    console.print("preparing weights and kernels ...", markup=False, highlight=False, soft_wrap=True)
+    calm_openmp()
+    from busllm.engine.loader import prepare_model  # imports torch
+
+    prepare_model(files)
 
 
 def fetch(source: str) -> ModelFiles:

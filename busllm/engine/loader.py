@@ -1,7 +1,6 @@
 """Loads a model: files in, a runner out.
 
-Owns: the choice of device and number format, the conversion of stored tensors, and the check that a checkpoint has
-exactly what the configuration asks for.
+Owns: the choice of device and number format, and what is made for each forward pass.
 Does not know: file formats (`model_store` hands out tensors by name), the order of operations (`models/decoder.py`).
 Next on the path: `engine/model_runner.py`.
 """
@@ -18,22 +17,22 @@ import torch
 from busllm.engine.attention.choose import AUTO, attention_factory, chosen_name
 from busllm.engine.attention.protocol import AttentionFactory
 from busllm.engine.cuda_graph import recorder_for
+from busllm.engine.forward_choice import ForwardPass, ForwardWish, Quantization, choose_forward
 from busllm.engine.model_runner import ModelRunner
 from busllm.engine.models.build import build_decoder
 from busllm.engine.models.config import SUPPORTED_ARCHITECTURES, ModelConfig, architecture_of, read_config
 from busllm.engine.models.protocol import CausalModel, CausalModelConfig
 from busllm.engine.parallel.group import Group
 from busllm.engine.runner import ModelInfo
+from busllm.engine.tensor_reader import TensorAccount, TensorReader
 from busllm.errors import ModelError
 from busllm.grammar.compiler import GrammarCompiler
 from busllm.model_store.description import describe
 from busllm.model_store.files import ModelFiles, read_json
 from busllm.model_store.resolve import resolve
-from busllm.model_store.tensor_part import WHOLE, TensorPart
-from busllm.model_store.weights import WeightTensor, iter_tensors
+from busllm.model_store.weights import iter_tensors
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_NAMED_AT_MOST = 5  # tensors that one message names
 
 
 class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,13 +41,15 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         device: "cpu", "cuda", "cuda:1", …; "auto" = CUDA where there is one.
         dtype: "float32", "bfloat16" or "float16"; "auto" = float32 on CPU, bfloat16 on CUDA.
-        attention: "torch", "flashinfer" or an installed plug-in; "auto" = FlashInfer on CUDA where it can serve the
-            model, else torch.
+        attention: "torch", "cpu" (the compiled forward pass), "flashinfer" or an installed plug-in; "auto" = FlashInfer
+            on CUDA and the compiled pass on a CPU where they can serve the model, else torch.
+        quantization: of the weights; "auto" = the file's own. "int8" and "int4" are for the compiled pass.
     """
 
     device: str = AUTO
     dtype: str = AUTO
     attention: str = AUTO
+    quantization: Quantization = "auto"
 
 
 def load_runner(
@@ -69,21 +70,27 @@ def load_runner(
         ModelError: the files are missing or damaged, the architecture is not supported, tensors are missing, unknown
             or of another shape, or the device or dtype cannot be used.
         MissingPackage: the attention backend is not installed.
+        ConfigError: quantised weights are asked for where they cannot be had.
     """
     config = config or LoadConfig()
     files = resolve(source) if isinstance(source, str) else source
     if files.config is None:
         raise ModelError(f"The model {files.name!r} has no config.json, so its architecture is unknown.")
-    factory = attention_factory(config.attention)
     raw = read_json(files.config)
     device = _choose_device(config.device)
+    shape = _own_shape(raw)
+    forward = choose_forward(_wish(config, device, group), shape)
+    if shape is not None and forward is ForwardPass.COMPILED:
+        return _compiled_runner(files, shape, config.quantization, grammars)
+    factory = attention_factory(config.attention)
     dtype = _choose_dtype(config.dtype, device)
     decoder: CausalModel
-    if architecture_of(raw) in SUPPORTED_ARCHITECTURES:
-        decoder = _own_decoder(files, read_config(raw), group, device, dtype)
+    if shape is not None:
+        decoder = _own_decoder(files, shape, group, device, dtype)
     else:
         decoder = _hooked_model(files, raw, group, factory, device, dtype)
-    info = _model_info(files, decoder.config, dtype, _attention_name(config.attention, decoder.config, device, dtype))
+    name = _attention_name(config.attention, decoder.config, device, dtype)
+    info = _model_info(files, decoder.config, dtype, name, str(dtype))
     return ModelRunner(
         decoder,
         info,
@@ -96,13 +103,62 @@ def load_runner(
     )
 
 
+def prepare_model(files: ModelFiles) -> bool:
+    """Does once what the first start would do: packs weights and compiles kernels, into the cache.
+
+    Args:
+        files: of a model that is here.
+
+    Returns:
+        Whether there was anything to do: the compiled forward pass will serve the model on this machine.
+
+    Raises:
+        ModelError: the weights are damaged or do not match the configuration.
+    """
+    shape = _own_shape(read_json(files.config)) if files.config is not None else None
+    if shape is None or choose_forward(_wish(LoadConfig(), _choose_device(AUTO), None), shape) is ForwardPass.TORCH:
+        return False
+    _compiled_runner(files, shape, "auto", None).close()
+    return True
+
+
+def _own_shape(raw: Mapping[str, Any]) -> ModelConfig | None:
+    """None for an architecture that only `transformers` can compute."""
+    return read_config(raw) if architecture_of(raw) in SUPPORTED_ARCHITECTURES else None
+
+
 def _own_decoder(
     files: ModelFiles, shape: ModelConfig, group: Group | None, device: torch.device, dtype: torch.dtype
 ) -> CausalModel:
-    reader = TensorReader(dict(iter_tensors(files)), device, dtype)
-    decoder = build_decoder(shape, reader, group)
-    reader.finish(ignored=("lm_head.weight",) if shape.tie_word_embeddings else ())
+    account = TensorAccount(dict(iter_tensors(files)))
+    decoder = build_decoder(shape, TensorReader(account, device, dtype), group)
+    account.finish(ignored=_ignored(shape))
     return decoder
+
+
+def _ignored(shape: ModelConfig) -> tuple[str, ...]:
+    return ("lm_head.weight",) if shape.tie_word_embeddings else ()
+
+
+def _compiled_runner(
+    files: ModelFiles, shape: ModelConfig, quantization: Quantization, grammars: GrammarCompiler | None
+) -> ModelRunner:
+    # The compiler takes half a second to import, and where kernels are kept must be known before they are.
+    from busllm.engine.cpu.kernels import prepare_kernels
+
+    prepare_kernels()
+    from busllm.engine.cpu.cpu_attention import CpuAttention
+    from busllm.engine.cpu.load import Checkpoint, load_decoder
+
+    def account() -> TensorAccount:
+        return TensorAccount(dict(iter_tensors(files)))
+
+    decoder = load_decoder(shape, Checkpoint(account, _ignored(shape), describe(files).fingerprint), quantization)
+    dtype = torch.bfloat16  # of the cache
+    info = _model_info(files, shape, dtype, f"cpu ({decoder.label})", decoder.number_format)
+    return ModelRunner(
+        decoder, info, device=torch.device("cpu"), dtype=dtype, attention=CpuAttention, grammars=grammars
+    )
 
 
 def _hooked_model(
@@ -124,72 +180,14 @@ def _hooked_model(
     return load_hooked(files.directory, raw, HookedSettings(factory, max_context_tokens, device, dtype))
 
 
-class TensorReader:
-    """Hands out stored tensors and keeps account of what did not fit, so that one error names all of it."""
-
-    def __init__(self, tensors: Mapping[str, WeightTensor], device: torch.device, dtype: torch.dtype) -> None:
-        self._tensors = tensors
-        self._device = device
-        self._dtype = dtype
-        self._taken: set[str] = set()
-        self._missing: list[str] = []
-        self._misshapen: list[str] = []
-
-    @property
-    def device(self) -> torch.device:
-        """Where tensors are put."""
-        return self._device
-
-    def take(self, name: str, shape: tuple[int, ...], part: TensorPart = WHOLE) -> torch.Tensor:
-        """Reads one tensor, or a part of it.
-
-        Args:
-            shape: of the whole tensor.
-
-        Returns:
-            The values in the reader's dtype on its device. Zeros when the tensor is missing or has another shape:
-            `finish` raises then.
-        """
-        tensor = self._tensors.get(name)
-        self._taken.add(name)
-        if tensor is None:
-            self._missing.append(name)
-        elif tuple(tensor.shape) != shape:
-            self._misshapen.append(f"{name} is {_format(tensor.shape)} and should be {_format(shape)}")
-        else:
-            return torch.tensor(tensor.to_float32(part)).to(self._device, self._dtype)
-        return torch.zeros(part.shape_of(shape), dtype=self._dtype, device=self._device)
-
-    def finish(self, ignored: tuple[str, ...] = ()) -> None:
-        """Checks that everything was there and everything was used.
-
-        Args:
-            ignored: tensors that may be left over.
-
-        Raises:
-            ModelError: names the tensors.
-        """
-        left_over = [
-            name
-            for name in self._tensors
-            if name not in self._taken and name not in ignored and not name.endswith("rotary_emb.inv_freq")
-        ]
-        problems = [
-            f"{verb} {_listed(names)}"
-            for verb, names in (("missing:", self._missing), ("wrong shape:", self._misshapen), ("unknown:", left_over))
-            if names
-        ]
-        if problems:
-            raise ModelError(f"The weights do not match config.json. {'; '.join(problems)}.")
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - _NAMED_AT_MOST
-    return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
-
-
-def _format(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
+def _wish(config: LoadConfig, device: torch.device, group: Group | None) -> ForwardWish:
+    return ForwardWish(
+        attention=config.attention,
+        quantization=config.quantization,
+        dtype=config.dtype,
+        device=device.type,
+        num_ranks=1 if group is None else group.shard.num_ranks,
+    )
 
 
 def _choose_device(name: str) -> torch.device:
@@ -223,7 +221,9 @@ def _attention_name(name: str, config: CausalModelConfig, device: torch.device, 
     return chosen_name(name, head_dim=shape.head_dim, dtype=dtype, device=device, has_sinks=has_sinks)[0]
 
 
-def _model_info(files: ModelFiles, config: CausalModelConfig, dtype: torch.dtype, attention: str) -> ModelInfo:
+def _model_info(
+    files: ModelFiles, config: CausalModelConfig, dtype: torch.dtype, attention: str, number_format: str
+) -> ModelInfo:
     description, shape = describe(files), config.attention_shape
     return ModelInfo(
         name=config.architecture,
@@ -231,6 +231,6 @@ def _model_info(files: ModelFiles, config: CausalModelConfig, dtype: torch.dtype
         max_context_tokens=description.max_context_tokens,
         eos_token_ids=description.eos_token_ids,
         kv_bytes_per_token=2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * dtype.itemsize,
-        fingerprint=hashlib.sha256(f"{description.fingerprint} {dtype}".encode()).hexdigest()[:32],
+        fingerprint=hashlib.sha256(f"{description.fingerprint} {number_format}".encode()).hexdigest()[:32],
         attention=attention,
     )

@@ -26,7 +26,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         device: "auto" (CUDA where there is one), "cpu", "cuda", "cuda:1", …
         dtype: "auto" (float32 on CPU, bfloat16 on CUDA), "float32", "bfloat16" or "float16".
-        attention: "auto", "torch" or an installed plug-in.
+        attention: "auto", "torch", "cpu", "flashinfer" or an installed plug-in.
+        quantization: of the weights: "auto" (the file's own), "none", "int8" or "int4".
         kv_tokens: size of the KV cache; rounded up to whole pages.
         page_tokens: tokens per page.
         step_tokens: most tokens computed in one step; "auto" = 256 on CPU, 2048 on CUDA, at least `max_running`.
@@ -38,6 +39,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"
     dtype: str = "auto"
     attention: str = "auto"
+    quantization: Literal["auto", "none", "int8", "int4"] = "auto"
     kv_tokens: int = 65536
     page_tokens: int | Literal["auto"] = "auto"
     step_tokens: int | Literal["auto"] = "auto"

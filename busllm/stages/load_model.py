@@ -10,8 +10,8 @@ from __future__ import annotations
 from busllm.engine.openmp import calm_openmp
 from busllm.engine.parallel.group import Group
 from busllm.engine.runner import Runner
-from busllm.errors import ConfigError
 from busllm.grammar.compiler import GrammarCompiler
+from busllm.model_store.description import NULL_MAX_CONTEXT_TOKENS
 from busllm.model_store.files import ModelFiles
 from busllm.topology.config import ModelConfig, NullConfig, SchedulerConfig
 
@@ -22,6 +22,7 @@ def null_runner(model: ModelConfig, grammars: GrammarCompiler | None = None) -> 
 
     null = model.null or NullConfig()
     return NullRunner(
+        max_context_tokens=NULL_MAX_CONTEXT_TOKENS,
         step_time_s=null.step_time_s, load_time_s=null.load_time_s, eos_one_in=null.eos_one_in, grammars=grammars
     )
 
@@ -48,15 +49,9 @@ def model_runner(
     """
     from busllm.engine.loader import LoadConfig, load_runner  # imports torch
 
-    if model.quantization in ("int8", "int4"):
-        raise ConfigError(
-            f"{model.quantization!r} is not available with the {scheduler.attention!r} forward pass; use 'auto'.",
-            key="model.quantization",
-        )
-    attention = scheduler.attention
-    if group is not None and device == "cpu" and attention == "auto":
-        attention = "torch"  # the only one on a CPU whose layers can be split
-    config = LoadConfig(device=device, dtype=model.dtype, attention=attention)
+    config = LoadConfig(
+        device=device, dtype=model.dtype, attention=scheduler.attention, quantization=model.quantization
+    )
     return load_runner(files, config, group, grammars)
 
 

@@ -94,7 +94,7 @@ def test_an_attention_backend_that_is_not_installed_is_refused(tiny: Path) -> No
 
 
 def test_the_model_says_what_a_planner_needs(tiny: Path) -> None:
-    model = load_runner(str(tiny)).model
+    model = load_runner(str(tiny), LoadConfig(dtype="float32")).model
     assert model.vocab_size == 320
     assert model.max_context_tokens == 512
     assert model.eos_token_ids == (256, 258)  # of generation_config.json and config.json together
@@ -105,8 +105,9 @@ def test_the_fingerprint_tells_number_formats_and_weights_apart(tiny: Path, tmp_
     other = write_tiny_model(tmp_path / "other", hidden_size=96)
     fingerprints = {
         load_runner(str(tiny)).model.fingerprint,
-        load_runner(str(tiny), LoadConfig(dtype="bfloat16")).model.fingerprint,
+        load_runner(str(tiny), LoadConfig(device="cpu", dtype="float32")).model.fingerprint,
+        load_runner(str(tiny), LoadConfig(device="cpu", dtype="bfloat16")).model.fingerprint,
         load_runner(str(other)).model.fingerprint,
     }
-    assert len(fingerprints) == 3
+    assert len(fingerprints) >= 3  # and one more where the compiled pass serves
     assert load_runner(str(tiny)).model.fingerprint in fingerprints

@@ -117,7 +117,7 @@ def test_an_input_by_reference_is_the_token_that_was_sampled(tiny: Path, solo: l
 
 
 def test_slots_and_pages_that_were_used_before_leave_no_trace(tiny: Path, solo: list[DrivenSequence]) -> None:
-    runner = load_runner(str(tiny), LoadConfig(device="cpu"))
+    runner = load_runner(str(tiny), LoadConfig(device="cpu", dtype="float32"))
     few_slots = PlanDriver(runner, max_running=len(PROMPTS))
     for _ in range(3):
         assert_same_bits(few_slots.run(*(DrivenSequence(p, greedy()) for p in PROMPTS)), solo)
@@ -152,7 +152,7 @@ class TestRefusedPlans:
 
     @pytest.fixture
     def runner(self, tiny: Path):  # type: ignore[no-untyped-def]
-        runner = load_runner(str(tiny), LoadConfig(device="cpu"))
+        runner = load_runner(str(tiny), LoadConfig(device="cpu", dtype="float32"))
         runner.allocate(num_pages=8, page_tokens=4, max_running=2, max_context_tokens=32)
         return runner
 
@@ -212,7 +212,7 @@ class TestRefusedPlans:
 
 
 def test_the_kv_cache_costs_memory_only_as_it_fills(tiny: Path) -> None:
-    runner = load_runner(str(tiny), LoadConfig(device="cpu"))
+    runner = load_runner(str(tiny), LoadConfig(device="cpu", dtype="float32"))
     before = _resident_bytes()
     runner.allocate(num_pages=2**18, page_tokens=16, max_running=4, max_context_tokens=512)
     size = 2**18 * 16 * runner.model.kv_bytes_per_token

@@ -128,7 +128,7 @@ def _assert_noticed(runner: object, reference: PreTrainedModel) -> None:
 
 
 def _load(directory: Path, attention: type[TorchAttention] = TorchAttention) -> ModelRunner:
-    loaded = load_runner(str(directory), LoadConfig(device="cpu"))
+    loaded = load_runner(str(directory), LoadConfig(device="cpu", dtype="float32"))
     return ModelRunner(loaded._decoder, loaded.model, device=loaded._device, dtype=loaded._dtype, attention=attention)
 
 

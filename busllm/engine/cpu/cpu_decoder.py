@@ -1,0 +1,145 @@
+"""The compiled forward pass as a decoder: token ids in, hidden states and logits out.
+
+Owns: the packed weights in the form that the kernels take, working memory, the tables of rotation.
+Does not know: files, sequences, sampling.
+Next on the path: `step.py`; the runner samples from the logits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from busllm.engine.attention.protocol import Attention
+from busllm.engine.batch import Int64s
+from busllm.engine.cpu.cpu_attention import UNLIMITED, CpuAttention
+from busllm.engine.cpu.packed_model import EMBEDDING, HEAD, PackedModel, matrix_name
+from busllm.engine.cpu.shapes import GROUP, VECTOR, Array, Field, Model, Part, Sizes, padded
+from busllm.engine.cpu.step import hidden_states, logits
+from busllm.engine.cpu.vectors import INSTRUCTIONS
+from busllm.engine.cpu.workspace import make_workspace
+from busllm.engine.layers.rope import Rope
+from busllm.engine.models.config import ModelConfig
+from busllm.errors import EngineError
+
+_MIN_ROWS = 64
+_MIN_POSITIONS = 1024
+
+
+class CpuDecoder:
+    """Computes what `models/decoder.py` describes, in two compiled calls. One step at a time.
+
+    Args:
+        config: the model's shape.
+        packed: its weights.
+    """
+
+    def __init__(self, config: ModelConfig, packed: PackedModel) -> None:
+        self.config = config
+        self._packed = packed  # holds the memory that the records below point to
+        self._rope = Rope(config.rope, torch.device("cpu"))
+        self._sizes = Sizes(
+            num_layers=config.num_layers,
+            hidden_size=config.hidden_size,
+            gate_size=padded(config.intermediate_size, GROUP),
+            norm_epsilon=config.rms_norm_eps,
+        )
+        self._model = self._make_model()
+        self._space = make_workspace(config, _MIN_ROWS)
+        self._logits = np.empty((1, int(self._model.head[Field.NUM_TILES]) * VECTOR), dtype=np.float32)
+
+    @property
+    def is_recordable(self) -> bool:
+        """No: there is no device whose kernels could be recorded."""
+        return False
+
+    @property
+    def label(self) -> str:
+        """Instructions and number formats, for people."""
+        return f"{INSTRUCTIONS.label}, {self._packed.label}"
+
+    @property
+    def number_format(self) -> str:
+        """What weights are stored in, and states computed in; another one gives other numbers."""
+        return f"compiled {self._packed.label}"
+
+    def hidden_states(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        cache_slots: torch.Tensor,
+        attention: Attention,
+    ) -> torch.Tensor:
+        """Runs all layers over a step's tokens.
+
+        Args:
+            token_ids: int64 (num_tokens,).
+            positions, cache_slots: int64 (num_tokens,), the ones that `attention` was prepared with.
+            attention: a `CpuAttention`, since its layout is compiled into the step.
+
+        Returns:
+            float32 (num_tokens, hidden_size), before the last norm.
+
+        Raises:
+            EngineError: another attention backend, or a token id beyond the vocabulary.
+        """
+        if not isinstance(attention, CpuAttention):
+            raise EngineError(f"the compiled forward pass cannot use {type(attention).__name__}")
+        ids = token_ids.numpy()
+        if ids.min() < 0 or ids.max() >= self.config.vocab_size:
+            raise EngineError(f"token ids {ids.min()} … {ids.max()} are not below {self.config.vocab_size}")
+        num_tokens = len(ids)
+        self._reserve(num_tokens, int(positions.max()) + 1)
+        batch = attention.batch._replace(token_ids=ids, positions=positions.numpy(), cache_slots=cache_slots.numpy())
+        hidden_states(self._model, self._sizes, attention.heads, batch, attention.cache.arrays, self._space)
+        # A copy: the head works in the same memory.
+        return torch.from_numpy(self._space.states[:num_tokens, : self.config.hidden_size].copy())
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """(num_rows, hidden_size) → float32 (num_rows, vocab_size), overwritten by the next call."""
+        rows = len(states)
+        self._reserve(rows, 0)
+        if len(self._logits) < rows:
+            self._logits = np.empty((rows, self._logits.shape[1]), dtype=np.float32)
+        self._space.states[:rows, : self.config.hidden_size] = states.numpy()
+        logits(self._model, self._sizes, self._space, rows, self._logits)
+        return torch.from_numpy(self._logits[:rows, : self.config.vocab_size])
+
+    def _reserve(self, num_rows: int, num_positions: int) -> None:
+        """Makes room for a step."""
+        if num_rows > len(self._space.states):
+            self._space = make_workspace(self.config, max(num_rows, 2 * len(self._space.states)))
+        have = len(self._model.cosines)
+        if num_positions > have:
+            wanted = max(num_positions, min(2 * have, self.config.max_context_tokens))
+            cosines, sines = self._rotations(wanted)
+            self._model = self._model._replace(cosines=cosines, sines=sines)
+
+    def _rotations(self, num_positions: int) -> tuple[Array, Array]:
+        cosines, sines = self._rope.angles(torch.arange(num_positions))
+        return cosines[:, 0].contiguous().numpy(), sines[:, 0].contiguous().numpy()
+
+    def _make_model(self) -> Model:
+        config, packed = self.config, self._packed
+        linears = np.stack(
+            [[self._linear(matrix_name(layer, part)) for part in Part] for layer in range(config.num_layers)]
+        )
+        embedding = self._linear(EMBEDDING)
+        cosines, sines = self._rotations(_MIN_POSITIONS)
+        windows = [UNLIMITED if window is None else window for window in config.layer_windows]
+        return Model(
+            linears=linears,
+            embedding=embedding,
+            head=self._linear(HEAD) if HEAD in packed.formats else embedding,
+            norms=packed.arrays["norms"],
+            head_norms=packed.arrays["head_norms"],
+            windows=np.array(windows, dtype=np.int64),
+            cosines=cosines,
+            sines=sines,
+        )
+
+    def _linear(self, name: str) -> Int64s:
+        weights, bias = self._packed.arrays[f"{name}.weights"], self._packed.arrays[f"{name}.bias"]
+        num_tiles, num_groups = weights.shape[:2]
+        fields = (self._packed.formats[name], weights.ctypes.data, bias.ctypes.data, num_tiles, num_groups)
+        return np.array(fields, dtype=np.int64)

@@ -1,0 +1,118 @@
+"""What happens to each row on its own between the linears: norms, number formats, the activation, rotation.
+
+Owns: these operations, each on one row. Sums are added in vectors of 16 in a fixed order.
+Does not know: batches; `step.py` spreads rows over the cores.
+Next on the path: `step.py`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from busllm.engine.cpu import lanes
+from busllm.engine.cpu.shapes import GROUP, VECTOR
+
+_float = np.float32
+_VECTOR_BYTES = VECTOR * 4
+_GROUP_BYTES = GROUP * 4
+_LARGEST = np.float32(32767.0)
+
+
+@njit(nogil=True)
+def add_row(states, branch, width):
+    """states += branch; addresses of float32, `width` a multiple of 16."""
+    for place in range(0, width * 4, _VECTOR_BYTES):
+        lanes.store(states + place, lanes.add(lanes.load(states + place), lanes.load(branch + place)))
+
+
+@njit(nogil=True)
+def normalise_row(states, weights, out, size, epsilon):
+    """out = states / sqrt(mean(states²) + epsilon) * weights: root mean square norm (arXiv:1910.07467).
+
+    Args:
+        states, weights, out: addresses of float32, padded with zeros to whole vectors.
+        size: of the row without padding.
+        epsilon: added to the mean.
+    """
+    squares = lanes.splat(_float(0.0))
+    for place in range(0, size * 4, _VECTOR_BYTES):
+        x = lanes.load(states + place)
+        squares = lanes.multiply_add(x, x, squares)
+    factor = lanes.splat(_float(1.0) / _float(math.sqrt(lanes.total(squares) / _float(size) + epsilon)))
+    for place in range(0, size * 4, _VECTOR_BYTES):
+        x = lanes.multiply(lanes.load(states + place), factor)
+        lanes.store(out + place, lanes.multiply(x, lanes.load(weights + place)))
+
+
+@njit(nogil=True)
+def quantise_row(source, num_groups, out, scales, sums):
+    """Rounds a row to int16, each group of 32 by its largest number.
+
+    Args:
+        source: address of float32.
+        num_groups: groups of the row.
+        out: address of int16 (32 * num_groups,).
+        scales, sums: float32 (num_groups,): number = scale * integer; scale * sum of integers.
+    """
+    for group in range(num_groups):
+        low, high = lanes.load(source + group * _GROUP_BYTES), lanes.load(source + group * _GROUP_BYTES + _VECTOR_BYTES)
+        most = lanes.largest(lanes.larger(lanes.magnitude(low), lanes.magnitude(high)))
+        inverse = lanes.splat(_LARGEST / most if most > 0 else _float(0.0))
+        to = out + group * GROUP * 2
+        summed = lanes.store_int16(to, lanes.multiply(low, inverse))
+        summed += lanes.store_int16(to + VECTOR * 2, lanes.multiply(high, inverse))
+        scale = most / _LARGEST
+        scales[group] = scale
+        sums[group] = scale * _float(summed)
+
+
+@njit(nogil=True)
+def round_row(source, num_groups, out):
+    """Rounds a row of 32 * num_groups to bfloat16; addresses of float32 and bfloat16."""
+    for vector in range(num_groups * GROUP // VECTOR):
+        lanes.store_bfloat16(out + vector * VECTOR * 2, lanes.load(source + vector * _VECTOR_BYTES))
+
+
+@njit(nogil=True)
+def gate_row(gated, width):
+    """gate = silu(gate) * up (SwiGLU, arXiv:2002.05202).
+
+    Args:
+        gated: address of float32: `width` of the gate, which are replaced, then `width` of up.
+        width: a multiple of 16.
+    """
+    for place in range(0, width * 4, _VECTOR_BYTES):
+        gate, up = lanes.load(gated + place), lanes.load(gated + width * 4 + place)
+        lanes.store(gated + place, lanes.multiply(lanes.multiply(gate, lanes.sigmoid(gate)), up))
+
+
+@njit(nogil=True)
+def normalise_head(head, weights, epsilon):
+    """The same norm over one head, in place; float32 arrays (head_dim,) of any length.
+
+    Eight sums side by side, so that the order is fixed and the adds need not wait for each other.
+    """
+    size = len(head)
+    partial = np.zeros(8, np.float32)
+    for first in range(0, size, 8):
+        for lane in range(min(8, size - first)):
+            partial[lane] += head[first + lane] * head[first + lane]
+    summed = _float(0.0)
+    for lane in range(8):
+        summed += partial[lane]
+    factor = _float(1.0) / _float(math.sqrt(summed / _float(size) + epsilon))
+    for index in range(size):
+        head[index] = head[index] * factor * weights[index]
+
+
+@njit(nogil=True)
+def rotate_head(head, cosines, sines):
+    """Rotates each pair (i, i + head_dim / 2) in place (arXiv:2104.09864); float32 arrays."""
+    half = len(cosines)
+    for index in range(half):
+        low, high = head[index], head[half + index]
+        head[index] = low * cosines[index] - high * sines[index]
+        head[half + index] = high * cosines[index] + low * sines[index]

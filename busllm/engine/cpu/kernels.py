@@ -1,0 +1,51 @@
+"""Compiled kernels: made once per CPU and version, kept in the cache, loaded in a fraction of a second.
+
+Owns: where numba keeps them and which threads it uses, both decided before the kernels are imported.
+Does not know: what they compute.
+Next on the path: `cpu_decoder.py`, which may be imported once `prepare_kernels` was called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from pathlib import Path
+
+import llvmlite
+import numba
+
+from busllm.engine.cpu.instructions import detect_instructions
+from busllm.errors import EngineError
+from busllm.model_store.files import cache_root
+
+
+def prepare_kernels(cache_dir: Path | None = None) -> Path:
+    """Tells numba where to keep what it compiles.
+
+    A kernel is looked up by the file it stands in, so a change in another file that it uses would go unnoticed. So the
+    folder's name holds a digest of all of them, of the compiler's version and of the CPU.
+
+    Args:
+        cache_dir: instead of the usual cache folder.
+
+    Returns:
+        The folder; a temporary one where the cache cannot be written.
+
+    Raises:
+        EngineError: the kernels cannot run on this CPU.
+    """
+    instructions = detect_instructions()
+    if instructions is None:
+        raise EngineError("this CPU has no instructions that the compiled forward pass is written for")
+    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__} {instructions}".encode())
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    folder = cache_root(cache_dir) / "kernels" / f"{instructions.cpu}-{digest.hexdigest()[:16]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="busllm-kernels-"))
+    numba.config.CACHE_DIR = str(folder)
+    # numba's own threads ("workqueue") abort the process when two threads of it compute at the same time.
+    numba.config.THREADING_LAYER = "omp"
+    return folder

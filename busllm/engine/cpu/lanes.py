@@ -1,0 +1,169 @@
+"""Vectors of 16 numbers as a type of numba's, for the kernels that are written in Python.
+
+Owns: the type `float32x16` and its operations. Sums over lanes add in one fixed order, so they do not depend on how a
+loop around them was compiled.
+Does not know: what is computed; the instructions are in `vectors.py`.
+Next on the path: `elementwise.py`, `attention.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.ir as ir
+from numba import types
+from numba.extending import models, register_model
+
+from busllm.engine.cpu import vectors as v
+from busllm.engine.cpu.compiled import from_llvm
+
+
+class Float32x16(types.Type):
+    """16 float32 in registers; lives in local variables only."""
+
+    def __init__(self) -> None:
+        super().__init__(name="float32x16")
+
+
+@register_model(Float32x16)
+class Float32x16Model(models.PrimitiveModel):
+    """What LLVM sees of `Float32x16`."""
+
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, v.FLOATS)
+
+
+float32x16 = Float32x16()
+_address, _float, _int32 = types.int64, types.float32, types.int32
+
+
+@from_llvm(float32x16, _address)
+def load(b, address):
+    """16 float32 from an address."""
+    return v.load(b, address, v.FLOATS)
+
+
+@from_llvm(types.void, _address, float32x16)
+def store(b, address, x):
+    """16 float32 to an address."""
+    v.store(b, x, address)
+
+
+@from_llvm(float32x16, _float)
+def splat(b, x):
+    """The same number in all lanes."""
+    return v.splat(b, x)
+
+
+@from_llvm(float32x16, float32x16, float32x16)
+def add(b, x, y):
+    """x + y."""
+    return b.fadd(x, y)
+
+
+@from_llvm(float32x16, float32x16, float32x16)
+def subtract(b, x, y):
+    """x - y."""
+    return b.fsub(x, y)
+
+
+@from_llvm(float32x16, float32x16, float32x16)
+def multiply(b, x, y):
+    """x * y."""
+    return b.fmul(x, y)
+
+
+@from_llvm(float32x16, float32x16, float32x16)
+def divide(b, x, y):
+    """x / y."""
+    return b.fdiv(x, y)
+
+
+@from_llvm(float32x16, float32x16, float32x16, float32x16)
+def multiply_add(b, x, y, z):
+    """x * y + z, rounded once."""
+    return v.fma(b, x, y, z)
+
+
+@from_llvm(float32x16, float32x16, float32x16)
+def larger(b, x, y):
+    """The larger of each pair of numbers."""
+    return b.select(b.fcmp_ordered(">", x, y), x, y)
+
+
+@from_llvm(float32x16, float32x16)
+def magnitude(b, x):
+    """|x|."""
+    return v.call(b, "llvm.fabs.v16f32", v.FLOATS, x)
+
+
+@from_llvm(float32x16, float32x16)
+def exponential(b, x):
+    """e^x for x <= 0."""
+    return v.exponential(b, x)
+
+
+@from_llvm(float32x16, float32x16)
+def sigmoid(b, x):
+    """1 / (1 + e^-x), by the exponential of -|x|."""
+    one = v.all_lanes(v.FLOATS, 1.0)
+    small = v.exponential(b, b.fneg(v.call(b, "llvm.fabs.v16f32", v.FLOATS, x)))
+    above = b.fdiv(one, b.fadd(one, small))
+    is_positive = b.fcmp_ordered(">=", x, v.all_lanes(v.FLOATS, 0.0))
+    return b.select(is_positive, above, b.fmul(small, above))
+
+
+@from_llvm(float32x16, float32x16, _int32, _int32)
+def keep_between(b, x, low, high):
+    """Lanes low … high - 1 of x, -inf in the others; both may lie outside of 0 … 16."""
+    lanes = ir.Constant(v.INTS, list(range(v.LANES)))
+    is_kept = b.and_(
+        b.icmp_signed(">=", lanes, v.splat(b, low)),
+        b.icmp_signed("<", lanes, v.splat(b, high)),
+    )
+    return b.select(is_kept, x, v.all_lanes(v.FLOATS, float("-inf")))
+
+
+@from_llvm(_float, float32x16)
+def largest(b, x):
+    """The largest lane."""
+    return v.call(b, "llvm.vector.reduce.fmax.v16f32", v.FLOAT, x)
+
+
+@from_llvm(_float, float32x16)
+def total(b, x):
+    """The sum of the lanes: halves are added until one number is left."""
+    size = v.LANES
+    while size > 1:
+        size //= 2
+        first, second = (
+            b.shuffle_vector(
+                x, ir.Constant(x.type, ir.Undefined), ir.Constant(ir.VectorType(v.INT32, size), list(half))
+            )
+            for half in (range(size), range(size, 2 * size))
+        )
+        x = b.fadd(first, second)
+    return b.extract_element(x, ir.Constant(v.INT32, 0))
+
+
+@from_llvm(float32x16, _address, float32x16)
+def store_bfloat16(b, address, x):
+    """Rounds to bfloat16 and writes 32 bytes; returns the rounded numbers."""
+    rounded = v.to_bfloat16(b, x)
+    v.store(b, rounded, address, 2)
+    wide = b.shl(b.zext(rounded, v.INTS), v.all_lanes(v.INTS, 16))
+    return b.bitcast(wide, v.FLOATS)
+
+
+@from_llvm(_int32, _address, float32x16)
+def store_int16(b, address, x):
+    """Rounds to the nearest int16 (ties to even), writes 32 bytes; returns their sum. |x| must be below 32768."""
+    whole = b.fptosi(v.call(b, "llvm.rint.v16f32", v.FLOATS, x), v.INTS)
+    v.store(b, b.trunc(whole, v.SHORTS), address, 2)
+    return v.call(b, "llvm.vector.reduce.add.v16i32", v.INT32, whole)
+
+
+@from_llvm(types.uint16, _float)
+def bfloat16_bits(b, x):
+    """Rounds one number to bfloat16, NaN to 0 and infinities to the largest number."""
+    return b.extract_element(v.to_bfloat16(b, v.finite(b, v.splat(b, x))), ir.Constant(v.INT32, 0))

@@ -1,0 +1,123 @@
+"""Linear layers: rows of quantised or bfloat16 states times a packed matrix, in parallel over its outputs.
+
+Owns: the walk over tiles and rows, and reading rows of an embedding out of the same layout.
+Does not know: the innermost loops (`tiles.py`), which layer it is.
+Next on the path: `step.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, prange
+
+from busllm.engine.cpu import tiles
+from busllm.engine.cpu.elementwise import quantise_row, round_row
+from busllm.engine.cpu.shapes import GROUP, VECTOR, Field, Format
+from busllm.engine.cpu.vectors import INSTRUCTIONS
+
+_INT4, _INT8, _BFLOAT16 = int(Format.INT4), int(Format.INT8), int(Format.BFLOAT16)
+_FORMAT, _WEIGHTS, _BIAS, _NUM_TILES, _NUM_GROUPS = (int(field) for field in Field)
+_INT4_BYTES, _INT8_BYTES = tiles.INT4_GROUP_BYTES, tiles.INT8_GROUP_BYTES
+_BFLOAT16_BYTES = tiles.BFLOAT16_PAIR_BYTES * GROUP // 2
+# Rows whose sums stay in registers, largest first: 32 registers of 512 bits hold twice as many as 16 of 256.
+_MOST_ROWS = 8 if INSTRUCTIONS.vector_bits == 512 else 4
+_float = np.float32
+_HALF, _QUARTER = _MOST_ROWS // 2, _MOST_ROWS // 4
+
+
+def _walk(make_tile: Any) -> Any:
+    """All rows of one tile, in the largest pieces that there are."""
+    most, half, quarter, one = (make_tile(rows) for rows in (_MOST_ROWS, _HALF, _QUARTER, 1))
+
+    @njit(nogil=True)
+    def walk(weights, bias, states, stride, scales, sums, groups, out, out_stride, rows):
+        row = 0
+        while row < rows:
+            x, o, g = states + row * stride, out + row * out_stride, row * groups * 4
+            s, u = scales + g, sums + g
+            if row + _MOST_ROWS <= rows:
+                most(weights, bias, x, stride, s, u, groups, o, out_stride)
+                row += _MOST_ROWS
+            elif row + _HALF <= rows:
+                half(weights, bias, x, stride, s, u, groups, o, out_stride)
+                row += _HALF
+            elif row + _QUARTER <= rows:
+                quarter(weights, bias, x, stride, s, u, groups, o, out_stride)
+                row += _QUARTER
+            else:
+                one(weights, bias, x, stride, s, u, groups, o, out_stride)
+                row += 1
+
+    return walk
+
+
+_walk_int4, _walk_int8, _walk_bfloat16 = (
+    _walk(make) for make in (tiles.int4_tile, tiles.int8_tile, tiles.bfloat16_tile)
+)
+
+
+@njit(nogil=True, parallel=True)
+def multiply(linear, space, rows, out):
+    """out = inputs · weightsᵀ + bias.
+
+    Args:
+        linear: int64, by `Field`.
+        space: Workspace; its `inputs` were made by `prepare_row`.
+        rows: how many.
+        out: float32 (at least rows, at least 16 * num_tiles).
+    """
+    kind, groups, weights, bias = linear[_FORMAT], linear[_NUM_GROUPS], linear[_WEIGHTS], linear[_BIAS]
+    scales, sums = space.scales.ctypes.data, space.sums.ctypes.data
+    to, to_stride = out.ctypes.data, out.shape[1] * 4
+    states, stride = space.inputs.ctypes.data, space.inputs.shape[1] * 2
+    for tile in prange(linear[_NUM_TILES]):
+        b, o = bias + tile * VECTOR * 4, to + tile * VECTOR * 4
+        if kind == _INT4:
+            w = weights + tile * groups * _INT4_BYTES
+            _walk_int4(w, b, states, stride, scales, sums, groups, o, to_stride, rows)
+        elif kind == _INT8:
+            w = weights + tile * groups * _INT8_BYTES
+            _walk_int8(w, b, states, stride, scales, sums, groups, o, to_stride, rows)
+        else:
+            w = weights + tile * groups * _BFLOAT16_BYTES
+            _walk_bfloat16(w, b, states, stride, scales, sums, groups, o, to_stride, rows)
+
+
+@njit(nogil=True)
+def prepare_row(linear, space, row, source):
+    """Makes the linear's input format of a float32 row (an address), padded to whole groups."""
+    out, groups = space.inputs[row].ctypes.data, linear[_NUM_GROUPS]
+    if linear[_FORMAT] == _BFLOAT16:
+        round_row(source, groups, out)
+    else:
+        first, end = row * groups, (row + 1) * groups
+        quantise_row(source, groups, out, space.scales[first:end], space.sums[first:end])
+
+
+@njit(nogil=True)
+def read_row(linear, row, out):
+    """Row `row` of the matrix itself as float32, as an embedding needs it; out: (at least 32 * num_groups,)."""
+    kind, groups = linear[_FORMAT], linear[_NUM_GROUPS]
+    tile, lane = row // VECTOR, row % VECTOR
+    for group in range(groups):
+        first = group * GROUP
+        if kind == _INT4:
+            block = linear[_WEIGHTS] + (tile * groups + group) * _INT4_BYTES
+            scale = tiles.half_at(block + 256 + 2 * lane)
+            minimum = tiles.half_at(block + 288 + 2 * lane)
+            for index in range(GROUP):
+                pair, nibble = index // 2, index // 2 % 4 + 4 * (index % 2)
+                byte = tiles.byte_at(block + 64 * (pair // 4) + 4 * lane + nibble // 2)
+                out[first + index] = _float((byte >> (4 * (nibble % 2))) & 15) * scale + minimum
+        elif kind == _INT8:
+            block = linear[_WEIGHTS] + (tile * groups + group) * _INT8_BYTES
+            scale = tiles.float_at(block + 512 + 4 * lane)
+            for index in range(GROUP):
+                place = index % 4 // 2 + index % 2 * 2
+                out[first + index] = _float(tiles.byte_at(block + 64 * (index // 4) + 4 * lane + place)) * scale
+        else:
+            block = linear[_WEIGHTS] + (tile * groups + group) * _BFLOAT16_BYTES
+            for index in range(GROUP):
+                out[first + index] = tiles.bfloat16_at(block + 64 * (index // 2) + 4 * lane + 2 * (index % 2))

@@ -1,0 +1,116 @@
+"""Loads a model for the compiled forward pass: packed weights from the cache, or made and put there.
+
+Owns: the way from files to a `CpuDecoder` that is compiled and ready.
+Does not know: whether this pass is the one to use (`engine/forward.py`), the runner.
+Next on the path: `cpu_decoder.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from busllm.engine.batch import SlotPages, make_batch
+from busllm.engine.cpu import packed_file
+from busllm.engine.cpu.attention import BLOCK
+from busllm.engine.cpu.cpu_attention import CpuAttention
+from busllm.engine.cpu.cpu_decoder import CpuDecoder
+from busllm.engine.cpu.packed_model import PackedModel, Packer, Quantization, TensorSource
+from busllm.engine.kv_cache import KVShape
+from busllm.engine.models.config import ModelConfig
+from busllm.engine.models.protocol import attention_config
+from busllm.plan import PagesAssigned, PlanRow, StepPlan
+from busllm.telemetry.logging import get_logger
+
+
+WORTH_KEEPING_BYTES = 16 * 2**20  # less is packed faster than it would be found
+
+
+class TensorAccount(TensorSource, Protocol):
+    """A checkpoint's tensors, with the account of what did not fit."""
+
+    def finish(self, ignored: tuple[str, ...] = ()) -> None:
+        """Checks that everything was there and everything but `ignored` was used.
+
+        Raises:
+            ModelError: names the tensors.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where weights come from.
+
+    Attributes:
+        open_tensors: opens them; not called when the packed form is in the cache.
+        ignored: tensors that may be left over.
+        fingerprint: of the files.
+    """
+
+    open_tensors: Callable[[], TensorAccount]
+    ignored: tuple[str, ...]
+    fingerprint: str
+
+
+def load_decoder(config: ModelConfig, checkpoint: Checkpoint, quantization: Quantization) -> CpuDecoder:
+    """Makes a decoder whose first step is as fast as the others.
+
+    Args:
+        config: the model's shape.
+        checkpoint: its weights.
+        quantization: of the weights.
+
+    Raises:
+        ModelError: the tensors do not match the configuration, or cannot be decoded.
+    """
+    decoder = CpuDecoder(config, packed_weights(config, checkpoint, quantization))
+    run_one_token(decoder)
+    return decoder
+
+
+def packed_weights(config: ModelConfig, checkpoint: Checkpoint, quantization: Quantization) -> PackedModel:
+    """The packed form, from the cache or new; arguments as `load_decoder`."""
+    path = packed_file.packed_path(checkpoint.fingerprint, quantization)
+    packed = packed_file.load(path)
+    if packed is not None:
+        return packed
+    tensors = checkpoint.open_tensors()
+    packed = Packer(config, tensors, quantization).pack()
+    tensors.finish(checkpoint.ignored)
+    if packed.num_bytes < WORTH_KEEPING_BYTES:
+        return packed
+    try:
+        packed_file.save(packed, path)
+    except OSError as error:
+        # Without a cache every start packs again; the model is served all the same.
+        get_logger("busllm.cpu").warning("packed_weights_not_kept", path=str(path), reason=str(error))
+        return packed
+    return packed_file.load(path) or packed
+
+
+def run_one_token(decoder: CpuDecoder) -> None:
+    """Computes one token, so that compiled code is loaded (or made) before the first request."""
+    shape = decoder.config.attention_shape
+    kv = KVShape(
+        num_layers=shape.num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        num_pages=1,
+        page_tokens=BLOCK,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )
+    attention = CpuAttention(attention_config(shape, kv))
+    tables = SlotPages(max_running=1, max_context_tokens=BLOCK, num_pages=1, page_tokens=BLOCK)
+    tables.assign(PagesAssigned(0, 0, (0,)))
+    row = PlanRow(slot=0, start=0, num_tokens=1, token_ids=bytes(4), from_step=None, samples=True)
+    batch = make_batch(StepPlan(number=0, rows=(row,), num_decode_rows=0), tables)
+    attention.prepare(batch)
+    positions, slots = torch.from_numpy(batch.positions), torch.from_numpy(batch.cache_slots)
+    token_ids = torch.from_numpy(np.zeros(1, dtype=np.int64))
+    decoder.logits(decoder.hidden_states(token_ids, positions, slots, attention))

@@ -1,0 +1,98 @@
+"""A packed model on disk: one file that is mapped into memory, so that a start reads no more than it computes with.
+
+Owns: the file's layout and name. It is replaced by rename, so that a reader never sees half of one.
+Does not know: what the arrays mean.
+
+Layout: 8 bytes length, a JSON header (version, formats, per array its dtype, shape and offset), then the arrays, each
+at a cache line.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from busllm.engine.cpu.pack import ALIGNMENT_BYTES
+from busllm.engine.cpu.packed_model import PackedModel
+from busllm.engine.cpu.shapes import Format, padded
+from busllm.model_store.files import cache_root
+
+VERSION = 1  # of the layouts in this file and in `pack.py`
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+class _Header(msgspec.Struct, frozen=True):
+    version: int
+    formats: dict[str, int]
+    arrays: dict[str, _Entry]
+
+
+def packed_path(fingerprint: str, quantization: str, cache_dir: Path | None = None) -> Path:
+    """Where the packed form of a model is kept.
+
+    Args:
+        fingerprint: of the model's files.
+        quantization: as asked for.
+        cache_dir: instead of the usual cache folder.
+    """
+    return cache_root(cache_dir) / "packed" / f"{fingerprint}-{quantization}-{VERSION}.bin"
+
+
+def save(packed: PackedModel, path: Path) -> None:
+    """Writes the file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    entries, offset = {}, 0
+    for name, array in packed.arrays.items():
+        entries[name] = _Entry(array.dtype.str, array.shape, offset)
+        offset += padded(array.nbytes, ALIGNMENT_BYTES)
+    header = msgspec.json.encode(_Header(VERSION, {k: int(v) for k, v in packed.formats.items()}, entries))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as draft:
+        try:
+            draft.write(len(header).to_bytes(8, "little") + header)
+            for array in packed.arrays.values():
+                draft.write(bytes(-draft.tell() % ALIGNMENT_BYTES))
+                draft.write(np.ascontiguousarray(array).data)
+            draft.flush()
+            Path(draft.name).replace(path)
+        except BaseException:
+            Path(draft.name).unlink()
+            raise
+
+
+def load(path: Path) -> PackedModel | None:
+    """Maps the file; None when there is none, or one of another version or cut short."""
+    try:
+        mapped = np.memmap(path, dtype=np.uint8, mode="r")
+    except (OSError, ValueError):  # absent, or empty
+        return None
+    length = int.from_bytes(mapped[:8].tobytes(), "little")
+    try:
+        header = msgspec.json.decode(mapped[8 : 8 + length].tobytes(), type=_Header)
+    except msgspec.DecodeError:
+        return None
+    if header.version != VERSION:
+        return None
+    start = padded(8 + length, ALIGNMENT_BYTES)
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for name, entry in header.arrays.items():
+        dtype = np.dtype(entry.dtype)
+        first = start + entry.offset
+        end = first + dtype.itemsize * int(np.prod(entry.shape))
+        if end > len(mapped):
+            return None
+        arrays[name] = mapped[first:end].view(dtype).reshape(entry.shape)
+    return PackedModel({name: Format(kind) for name, kind in header.formats.items()}, arrays)

@@ -1,0 +1,171 @@
+"""A whole model, packed: which matrices there are and how a checkpoint's tensors become them.
+
+Owns: `PackedModel`, and packing it from named tensors.
+Does not know: files (`packed_file.py` keeps one on disk), sequences.
+Next on the path: `cpu_decoder.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from busllm.engine.cpu.blocks import own_format, quantise, read_blocks
+from busllm.engine.cpu.pack import pack
+from busllm.engine.cpu.shapes import GROUP, VECTOR, Format, Part, padded
+from busllm.engine.models.config import ModelConfig
+from busllm.model_store.weights import WeightTensor
+
+Quantization = Literal["auto", "none", "int8", "int4"]
+EMBEDDING, HEAD = "embedding", "head"
+
+
+class TensorSource(Protocol):
+    """Hands out a checkpoint's tensors and keeps account of them."""
+
+    def find(self, name: str, shape: tuple[int, ...]) -> WeightTensor | None:
+        """The tensor, or None (noted) when it is missing or has another shape."""
+        ...
+
+
+@dataclass(frozen=True)
+class PackedModel:
+    """Arrays by name, and what they are.
+
+    Attributes:
+        formats: of each matrix: "embedding", "head" (absent when it is the embedding), "<layer>.<part>".
+        arrays: `<matrix>.weights` uint8 (tiles, groups, bytes), `<matrix>.bias` float32; "norms", "head_norms".
+    """
+
+    formats: Mapping[str, Format]
+    arrays: Mapping[str, npt.NDArray[Any]]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    @property
+    def label(self) -> str:
+        """The formats that occur, for people and fingerprints."""
+        return "+".join(sorted({kind.name.lower() for kind in self.formats.values()}))
+
+
+def matrix_name(layer: int, part: Part) -> str:
+    """Name of a layer's matrix."""
+    return f"{layer}.{part.name.lower()}"
+
+
+class Packer:
+    """Packs one model.
+
+    Args:
+        config: what the checkpoint must have.
+        source: of its tensors; what is missing becomes zeros, and the source knows.
+        quantization: "auto" = as stored; "none" = bfloat16; "int8"; "int4" (embedding and head in int8).
+    """
+
+    def __init__(self, config: ModelConfig, source: TensorSource, quantization: Quantization) -> None:
+        self._config = config
+        self._source = source
+        self._quantization = quantization
+        self._formats: dict[str, Format] = {}
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+
+    def pack(self) -> PackedModel:
+        """Reads and packs all tensors.
+
+        Raises:
+            ModelError: a tensor cannot be decoded.
+        """
+        config = self._config
+        table = (config.vocab_size, config.hidden_size)
+        self._matrix(EMBEDDING, {"model.embed_tokens": table}, has_bias=False)
+        if not config.tie_word_embeddings:
+            self._matrix(HEAD, {"lm_head": table}, has_bias=False)
+        for layer in range(config.num_layers):
+            self._layer(layer, f"model.layers.{layer}.")
+        self._norms()
+        return PackedModel(self._formats, self._arrays)
+
+    def _layer(self, layer: int, prefix: str) -> None:
+        config = self._config
+        hidden, inner = config.hidden_size, config.intermediate_size
+        query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        sizes = {"q_proj": query_size, "k_proj": kv_size, "v_proj": kv_size}
+        self._matrix(
+            matrix_name(layer, Part.QUERIES_KEYS_VALUES),
+            {attention + name: (size, hidden) for name, size in sizes.items()},
+            has_bias=config.qkv_bias,
+            unit=1,
+        )
+        self._matrix(
+            matrix_name(layer, Part.ATTENTION_OUTPUT),
+            {attention + "o_proj": (hidden, query_size)},
+            has_bias=config.output_bias,
+        )
+        self._matrix(
+            matrix_name(layer, Part.GATE_UP),
+            {mlp + name: (inner, hidden) for name in ("gate_proj", "up_proj")},
+            has_bias=config.mlp_bias,
+            unit=GROUP,  # the gate is the input of the next linear
+        )
+        self._matrix(matrix_name(layer, Part.DOWN), {mlp + "down_proj": (hidden, inner)}, has_bias=config.mlp_bias)
+
+    def _matrix(self, name: str, parts: Mapping[str, tuple[int, int]], *, has_bias: bool, unit: int = VECTOR) -> None:
+        found = {part: self._source.find(f"{part}.weight", shape) for part, shape in parts.items()}
+        kind = self._format(name, [tensor for tensor in found.values() if tensor is not None])
+        blocks = [
+            quantise(np.zeros(parts[part], np.float32), kind) if tensor is None else read_blocks(tensor, kind)
+            for part, tensor in found.items()
+        ]
+        biases = [self._bias(part, shape[0], has_bias, unit) for part, shape in parts.items()]
+        self._formats[name] = kind
+        self._arrays[f"{name}.weights"] = pack(blocks, unit)
+        bias = np.concatenate(biases)
+        self._arrays[f"{name}.bias"] = np.pad(bias, (0, padded(len(bias), VECTOR) - len(bias)))
+
+    def _format(self, name: str, tensors: Sequence[WeightTensor]) -> Format:
+        match self._quantization:
+            case "auto":
+                return own_format(tensors)
+            case "none":
+                return Format.BFLOAT16
+            case "int8":
+                return Format.INT8
+            case "int4":
+                return Format.INT8 if name in (EMBEDDING, HEAD) else Format.INT4
+
+    def _bias(self, part: str, size: int, has_bias: bool, unit: int) -> npt.NDArray[np.float32]:
+        out = np.zeros(padded(size, unit), np.float32)
+        if has_bias:
+            out[:size] = self._vector(f"{part}.bias", size)
+        return out
+
+    def _vector(self, name: str, size: int) -> npt.NDArray[np.float32]:
+        tensor = self._source.find(name, (size,))
+        return np.zeros(size, np.float32) if tensor is None else tensor.to_float32()
+
+    def _norms(self) -> None:
+        config = self._config
+        names = [
+            f"model.layers.{layer}.{norm}"
+            for layer in range(config.num_layers)
+            for norm in ("input_layernorm", "post_attention_layernorm")
+        ]
+        norms = np.zeros((len(names) + 1, padded(config.hidden_size, GROUP)), np.float32)
+        for row, name in enumerate([*names, "model.norm"]):
+            norms[row, : config.hidden_size] = self._vector(f"{name}.weight", config.hidden_size)
+        self._arrays["norms"] = norms
+        num_layers = config.num_layers if config.qk_norm else 0
+        heads = np.zeros((num_layers, 2, config.head_dim), np.float32)
+        for layer in range(num_layers):
+            for index, name in enumerate(("q_norm", "k_norm")):
+                full = f"model.layers.{layer}.self_attn.{name}.weight"
+                heads[layer, index] = self._vector(full, config.head_dim)
+        self._arrays["head_norms"] = heads

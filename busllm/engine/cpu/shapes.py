@@ -1,0 +1,156 @@
+"""What the compiled step is given: the model, the sizes and the working memory, as arrays that numba understands.
+
+Owns: the tuples and their fields.
+Does not know: how they are filled (`cpu_decoder.py`) and read (`step.py` and below).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+VECTOR = 16  # numbers in a vector: widths are padded to whole vectors
+GROUP = 32  # inputs that share a scale: inputs are padded to whole groups
+
+
+class Format(IntEnum):
+    """Number format of a linear's weights, and with it of its inputs: int16 with a scale per group, or bfloat16."""
+
+    INT4 = 0
+    INT8 = 1
+    BFLOAT16 = 2
+
+
+class Part(IntEnum):
+    """The linears of a layer, in the order of their use."""
+
+    QUERIES_KEYS_VALUES = 0
+    ATTENTION_OUTPUT = 1
+    GATE_UP = 2
+    DOWN = 3
+
+
+class Field(IntEnum):
+    """What is said of a linear, in the order of the int64 array that says it.
+
+    (A parallel loop of numba takes arrays, but no records.)
+    """
+
+    FORMAT = 0  # a `Format`
+    WEIGHTS = 1  # address, 64-byte aligned
+    BIAS = 2  # address of float32 (16 * number of tiles)
+    NUM_TILES = 3  # of 16 outputs
+    NUM_GROUPS = 4  # of 32 inputs
+
+
+class Sizes(NamedTuple):
+    """Numbers of the model; `gate_size` is the padded intermediate size."""
+
+    num_layers: int
+    hidden_size: int
+    gate_size: int
+    norm_epsilon: float
+
+
+class Heads(NamedTuple):
+    """Numbers of attention and its cache; `scale` multiplies the scores."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    padded_head_dim: int
+    page_tokens: int
+    num_threads: int
+    scale: float
+
+
+class Model(NamedTuple):
+    """Weights.
+
+    Attributes:
+        linears: int64 (num_layers, 4, 5), by `Part` and `Field`.
+        embedding, head: int64 (5,).
+        norms: float32 (2 * num_layers + 1, padded hidden_size): before attention and before feed-forward of each layer,
+            and the last one.
+        head_norms: float32 (num_layers, 2, head_dim), of queries and keys; no layers where the model has none.
+        windows: int64 (num_layers,), how many positions a token sees.
+        cosines, sines: float32 (positions, head_dim / 2).
+    """
+
+    linears: Array
+    embedding: Array
+    head: Array
+    norms: Array
+    head_norms: Array
+    windows: Array
+    cosines: Array
+    sines: Array
+
+
+class Batch(NamedTuple):
+    """A step's tokens.
+
+    Attributes:
+        token_ids, positions, cache_slots: int64 (num_tokens,).
+        items: int64 (num_items, 6), pieces of attention: (row, KV head, first query head, query heads, first token,
+            tokens).
+        pages, page_starts: int64; row r has the pages pages[page_starts[r] : page_starts[r + 1]].
+    """
+
+    token_ids: Array
+    positions: Array
+    cache_slots: Array
+    items: Array
+    pages: Array
+    page_starts: Array
+
+
+class Cache(NamedTuple):
+    """Keys and values of all layers.
+
+    Attributes:
+        keys: uint16 (num_layers, num_pages, num_kv_heads, page_tokens / 16, head_dim / 2, 16, 2): bfloat16, of each
+            16 tokens the pairs of dimensions.
+        values: uint16 (num_layers, num_pages, num_kv_heads, page_tokens / 16, 8, padded head_dim, 2): the pairs of
+            tokens.
+    """
+
+    keys: Array
+    values: Array
+
+
+class Workspace(NamedTuple):
+    """Memory for a step of at most as many tokens as it has rows. Padding is zero and stays so.
+
+    Attributes:
+        states: float32, the residual stream.
+        branch: float32, what attention or feed-forward adds to it.
+        normed: float32, input of a linear.
+        merged: float32, queries, keys and values.
+        queries: uint16 (rows, num_heads * head_dim), bfloat16, rotated and scaled.
+        attended: float32.
+        gated: float32, gate and up.
+        inputs: uint16, of a linear: bfloat16, or int16 with a scale per group of 32.
+        scales: float32 (rows * groups,), of int16 inputs; the row's own number of groups after the other.
+        sums: the same, scale times sum of the group's integers.
+    """
+
+    states: Array
+    branch: Array
+    normed: Array
+    merged: Array
+    queries: Array
+    attended: Array
+    gated: Array
+    inputs: Array
+    scales: Array
+    sums: Array
+
+
+def padded(size: int, unit: int) -> int:
+    """The next multiple of `unit`."""
+    return -(-size // unit) * unit

@@ -1,0 +1,181 @@
+"""A step of the compiled forward pass: all layers in one call that holds no GIL, and the head in another.
+
+Owns: the order of the operations; which of them are spread over the cores.
+Does not know: how one row or one product is computed (`elementwise.py`, `linear.py`, `attention.py`), Python objects.
+Next on the path: back to `cpu_decoder.py`.
+
+It computes what `engine/models/decoder.py` describes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, prange
+
+from busllm.engine.cpu.attention import BLOCK, attend
+from busllm.engine.cpu.elementwise import add_row, gate_row, normalise_head, normalise_row, rotate_head
+from busllm.engine.cpu.lanes import bfloat16_bits
+from busllm.engine.cpu.linear import multiply, prepare_row, read_row
+from busllm.engine.cpu.shapes import Part
+
+_QKV, _OUTPUT, _GATE_UP, _DOWN = (int(part) for part in Part)
+FEW_ROWS = 4  # rows that one core has done before others would have woken up
+
+
+@njit(nogil=True, cache=True)
+def hidden_states(model, sizes, heads, batch, cache, space):
+    """All layers over a step's tokens; the result is in space.states, before the last norm."""
+    rows = len(batch.token_ids)
+    _embed(model, batch, space)
+    for layer in range(sizes.num_layers):
+        linears = model.linears[layer]
+        _normalise(linears[_QKV], model.norms[2 * layer], sizes, space, rows)
+        multiply(linears[_QKV], space, rows, space.merged)
+        _rotate_and_store(model, layer, sizes.norm_epsilon, heads, batch, cache, space)
+        attend(
+            space.queries, cache.keys[layer], cache.values[layer], batch, model.windows[layer], heads, space.attended
+        )
+        _prepare(linears[_OUTPUT], space, space.attended, rows)
+        multiply(linears[_OUTPUT], space, rows, space.branch)
+        _normalise(linears[_GATE_UP], model.norms[2 * layer + 1], sizes, space, rows)
+        multiply(linears[_GATE_UP], space, rows, space.gated)
+        _gate(linears[_DOWN], sizes, space, rows)
+        multiply(linears[_DOWN], space, rows, space.branch)
+    for row in range(rows):
+        add_row(space.states[row].ctypes.data, space.branch[row].ctypes.data, space.states.shape[1])
+
+
+@njit(nogil=True, cache=True)
+def logits(model, sizes, space, rows, out):
+    """The last norm and the head over space.states[:rows]; out: float32 (rows, 16 * tiles of the head)."""
+    space.branch[:rows] = 0
+    _normalise(model.head, model.norms[2 * sizes.num_layers], sizes, space, rows)
+    multiply(model.head, space, rows, out)
+
+
+@njit(nogil=True)
+def _embed(model, batch, space):
+    space.branch[: len(batch.token_ids)] = 0
+    for row in range(len(batch.token_ids)):
+        read_row(model.embedding, batch.token_ids[row], space.states[row])
+
+
+# ---------------------------------------------------------------- norms
+
+
+@njit(nogil=True)
+def _normalise(linear, weights, sizes, space, rows):
+    """Input of a linear from the residual stream, to which the last branch is added first."""
+    if rows <= FEW_ROWS:
+        for row in range(rows):
+            _normalise_one(linear, weights, sizes, space, row)
+    else:
+        _normalise_many(linear, weights, sizes, space, rows)
+
+
+@njit(nogil=True, parallel=True)
+def _normalise_many(linear, weights, sizes, space, rows):
+    for index in prange(rows):
+        row = np.int64(index)  # as in the loop without threads, so that it is compiled once
+        _normalise_one(linear, weights, sizes, space, row)
+
+
+@njit(nogil=True)
+def _normalise_one(linear, weights, sizes, space, row):
+    states, normed = space.states[row].ctypes.data, space.normed[row].ctypes.data
+    add_row(states, space.branch[row].ctypes.data, space.states.shape[1])
+    normalise_row(states, weights.ctypes.data, normed, sizes.hidden_size, sizes.norm_epsilon)
+    prepare_row(linear, space, row, normed)
+
+
+# ---------------------------------------------------------------- around attention
+
+
+@njit(nogil=True)
+def _rotate_and_store(model, layer, epsilon, heads, batch, cache, space):
+    """Queries to `space`, keys and values to the cache."""
+    rows = len(batch.token_ids)
+    if rows <= FEW_ROWS:
+        for row in range(rows):
+            _rotate_and_store_one(model, layer, epsilon, heads, batch, cache, space, row)
+    else:
+        _rotate_and_store_many(model, layer, epsilon, heads, batch, cache, space, rows)
+
+
+@njit(nogil=True, parallel=True)
+def _rotate_and_store_many(model, layer, epsilon, heads, batch, cache, space, rows):
+    for index in prange(rows):
+        row = np.int64(index)  # as in the loop without threads, so that it is compiled once
+        _rotate_and_store_one(model, layer, epsilon, heads, batch, cache, space, row)
+
+
+@njit(nogil=True)
+def _rotate_and_store_one(model, layer, epsilon, heads, batch, cache, space, row):
+    position, dim = batch.positions[row], heads.head_dim
+    cosines, sines = model.cosines[position], model.sines[position]
+    scale = np.float32(heads.scale)
+    num_rotated = heads.num_heads + heads.num_kv_heads
+    for head in range(num_rotated):
+        states = space.merged[row, head * dim : (head + 1) * dim]
+        is_key = head >= heads.num_heads
+        if len(model.head_norms):
+            normalise_head(states, model.head_norms[layer, int(is_key)], epsilon)
+        rotate_head(states, cosines, sines)
+        if not is_key:
+            queries = space.queries[row, head * dim : (head + 1) * dim]
+            for index in range(dim):
+                queries[index] = bfloat16_bits(states[index] * scale)
+    slot = batch.cache_slots[row]
+    page, offset = slot // heads.page_tokens, slot % heads.page_tokens
+    block, token = offset // BLOCK, offset % BLOCK
+    for head in range(heads.num_kv_heads):
+        start = (heads.num_heads + head) * dim
+        keys = cache.keys[layer, page, head, block]  # (head_dim / 2, 16, 2)
+        values = cache.values[layer, page, head, block, token // 2]  # (padded head_dim, 2)
+        for index in range(dim):
+            keys[index // 2, token, index % 2] = bfloat16_bits(space.merged[row, start + index])
+            values[index, token % 2] = bfloat16_bits(space.merged[row, start + heads.num_kv_heads * dim + index])
+
+
+@njit(nogil=True)
+def _prepare(linear, space, source, rows):
+    """Input of a linear from float32 rows."""
+    if rows <= FEW_ROWS:
+        for row in range(rows):
+            prepare_row(linear, space, row, source[row].ctypes.data)
+    else:
+        _prepare_many(linear, space, source, rows)
+
+
+@njit(nogil=True, parallel=True)
+def _prepare_many(linear, space, source, rows):
+    for index in prange(rows):
+        row = np.int64(index)  # as in the loop without threads, so that it is compiled once
+        prepare_row(linear, space, row, source[row].ctypes.data)
+
+
+# ---------------------------------------------------------------- feed-forward
+
+
+@njit(nogil=True)
+def _gate(linear, sizes, space, rows):
+    """The activation, and the input of the linear behind it."""
+    if rows <= FEW_ROWS:
+        for row in range(rows):
+            _gate_one(linear, sizes, space, row)
+    else:
+        _gate_many(linear, sizes, space, rows)
+
+
+@njit(nogil=True, parallel=True)
+def _gate_many(linear, sizes, space, rows):
+    for index in prange(rows):
+        row = np.int64(index)  # as in the loop without threads, so that it is compiled once
+        _gate_one(linear, sizes, space, row)
+
+
+@njit(nogil=True)
+def _gate_one(linear, sizes, space, row):
+    gated = space.gated[row].ctypes.data
+    gate_row(gated, sizes.gate_size)
+    prepare_row(linear, space, row, gated)

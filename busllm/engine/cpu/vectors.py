@@ -1,0 +1,201 @@
+"""Vectors of 16 numbers in LLVM, with the instructions that the CPU has.
+
+Owns: loads, stores, splats, dot products and the exponential on vectors of 16; LLVM cuts them into registers where
+these are narrower, and only the dot products are cut here, since their instructions have a fixed width.
+Does not know: what is computed. Every operation is exact or rounds in a fixed order, so nothing here makes a row depend
+on another.
+Next on the path: `tiles.py` (products of matrices), `lanes.py` (the same for code that numba compiles).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.ir as ir
+from numba.core import cgutils
+
+from busllm.engine.cpu.instructions import Instructions, ShortDot, detect_instructions
+from busllm.errors import EngineError
+
+LANES = 16
+HALF, FLOAT, INT8, INT16, INT32, INT64 = (
+    ir.HalfType(),
+    ir.FloatType(),
+    ir.IntType(8),
+    ir.IntType(16),
+    ir.IntType(32),
+    ir.IntType(64),
+)
+FLOATS = ir.VectorType(FLOAT, LANES)
+INTS = ir.VectorType(INT32, LANES)
+HALVES = ir.VectorType(HALF, LANES)
+SHORTS = ir.VectorType(INT16, LANES)
+
+Builder = Any  # ir.IRBuilder; llvmlite has no types
+Value = Any  # ir.Value
+
+
+def _supported() -> Instructions:
+    instructions = detect_instructions()
+    if instructions is None:
+        raise EngineError("this CPU has no instructions that the compiled forward pass is written for; use 'torch'")
+    return instructions
+
+
+INSTRUCTIONS = _supported()
+
+
+def constant(value: int) -> Value:
+    """An int64 constant."""
+    return ir.Constant(INT64, value)
+
+
+def all_lanes(kind: Value, value: float) -> Value:
+    """A constant vector."""
+    return ir.Constant(kind, [value] * LANES)
+
+
+def call(b: Builder, name: str, result: Value, *arguments: Value) -> Value:
+    """Calls an LLVM intrinsic."""
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return b.call(cgutils.get_or_insert_function(b.module, kind, name), arguments)
+
+
+def at(b: Builder, address: Value, num_bytes: Value | int) -> Value:
+    """address + num_bytes."""
+    return b.add(address, constant(num_bytes) if isinstance(num_bytes, int) else num_bytes)
+
+
+def load(b: Builder, address: Value, kind: Value, align: int = 4) -> Value:
+    """Reads a value of any type."""
+    value = b.load(b.inttoptr(address, kind.as_pointer()))
+    value.align = align
+    return value
+
+
+def store(b: Builder, value: Value, address: Value, align: int = 4) -> None:
+    """Writes a value of any type."""
+    b.store(value, b.inttoptr(address, value.type.as_pointer())).align = align
+
+
+def splat(b: Builder, scalar: Value) -> Value:
+    """The same number in all lanes."""
+    kind = ir.VectorType(scalar.type, LANES)
+    undefined = ir.Constant(kind, ir.Undefined)
+    one = b.insert_element(undefined, scalar, ir.Constant(INT32, 0))
+    return b.shuffle_vector(one, undefined, ir.Constant(INTS, [0] * LANES))
+
+
+def fma(b: Builder, x: Value, y: Value, z: Value) -> Value:
+    """x * y + z, rounded once."""
+    return call(b, "llvm.fma.v16f32", FLOATS, x, y, z)
+
+
+def exponential(b: Builder, x: Value) -> Value:
+    """e^x for x <= 0; exactly 0 below -87, and for -inf.
+
+    2^n times a polynomial of degree 6 (Taylor, on [-ln 2 / 2, ln 2 / 2]); relative error below 3e-7.
+    """
+    lowest = all_lanes(FLOATS, -87.0)
+    is_zero = b.fcmp_unordered("<", x, lowest)
+    scaled = b.fmul(b.select(is_zero, lowest, x), all_lanes(FLOATS, 1.4426950408889634))
+    whole = call(b, "llvm.rint.v16f32", FLOATS, scaled)
+    rest = b.fmul(b.fsub(scaled, whole), all_lanes(FLOATS, 0.6931471805599453))
+    result = all_lanes(FLOATS, 1 / 720)
+    for coefficient in (1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0):
+        result = fma(b, result, rest, all_lanes(FLOATS, coefficient))
+    exponent = b.shl(b.add(b.fptosi(whole, INTS), all_lanes(INTS, 127)), all_lanes(INTS, 23))
+    return b.select(is_zero, all_lanes(FLOATS, 0.0), b.fmul(result, b.bitcast(exponent, FLOATS)))
+
+
+def to_bfloat16(b: Builder, x: Value) -> Value:
+    """Rounds to the nearest bfloat16, ties to even: 16 x i16."""
+    bits = b.bitcast(x, INTS)
+    odd = b.and_(b.lshr(bits, all_lanes(INTS, 16)), all_lanes(INTS, 1))
+    rounded = b.add(bits, b.add(odd, all_lanes(INTS, 0x7FFF)))
+    return b.trunc(b.lshr(rounded, all_lanes(INTS, 16)), SHORTS)
+
+
+def finite(b: Builder, x: Value) -> Value:
+    """NaN becomes 0, and infinities the largest number that bfloat16 has."""
+    most = 3.3895313892515355e38
+    numbers = b.select(b.fcmp_unordered("uno", x, x), all_lanes(FLOATS, 0.0), x)
+    above = call(b, "llvm.maxnum.v16f32", FLOATS, numbers, all_lanes(FLOATS, -most))
+    return call(b, "llvm.minnum.v16f32", FLOATS, above, all_lanes(FLOATS, most))
+
+
+def widen_half(b: Builder, address: Value) -> Value:
+    """Reads 16 float16 as float32."""
+    return b.fpext(load(b, address, HALVES, 32), FLOATS)
+
+
+# ---------------------------------------------------------------- dot products
+
+
+def dot_shorts(b: Builder, total: Value, x: Value, y: Value) -> Value:
+    """total + the sums of two products of int16, per lane of int32.
+
+    Args:
+        total: 16 x i32.
+        x, y: 16 x i32, two int16 in each.
+    """
+    match INSTRUCTIONS.short_dot:
+        case ShortDot.VNNI_512:
+            return call(b, "llvm.x86.avx512.vpdpwssd.512", INTS, total, x, y)
+        case ShortDot.VNNI_256:
+            return _in_halves(b, lambda t, p, q: call(b, "llvm.x86.avx512.vpdpwssd.256", t.type, t, p, q), total, x, y)
+        case ShortDot.MADD_512:
+            return b.add(total, _madd(b, "llvm.x86.avx512.pmaddw.d.512", x, y))
+        case ShortDot.MADD_256:
+            return b.add(total, _in_halves(b, lambda p, q: _madd(b, "llvm.x86.avx2.pmadd.wd", p, q), x, y))
+        case ShortDot.NEON:
+            for half in (_lower_shorts, _upper_shorts):
+                total = b.add(total, b.mul(half(b, x), half(b, y)))
+            return total
+
+
+def dot_pairs(b: Builder, total: Value, x: Value, y: Value) -> Value:
+    """total + the sums of two products of bfloat16, per lane of float32.
+
+    Args:
+        total: 16 x f32.
+        x, y: 16 x i32, two bfloat16 in each, the first in the lower half.
+    """
+    if INSTRUCTIONS.has_bfloat16_dot:
+        return call(b, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, total, x, y)
+    for half in (_lower_halves, _upper_halves):
+        total = fma(b, half(b, x), half(b, y), total)
+    return total
+
+
+def _lower_halves(b: Builder, pairs: Value) -> Value:
+    return b.bitcast(b.shl(pairs, all_lanes(INTS, 16)), FLOATS)
+
+
+def _upper_halves(b: Builder, pairs: Value) -> Value:
+    return b.bitcast(b.and_(pairs, all_lanes(INTS, -65536)), FLOATS)
+
+
+def _lower_shorts(b: Builder, pairs: Value) -> Value:
+    sixteen = all_lanes(INTS, 16)
+    return b.ashr(b.shl(pairs, sixteen), sixteen)
+
+
+def _upper_shorts(b: Builder, pairs: Value) -> Value:
+    return b.ashr(pairs, all_lanes(INTS, 16))
+
+
+def _madd(b: Builder, name: str, x: Value, y: Value) -> Value:
+    shorts = ir.VectorType(INT16, 2 * x.type.count)
+    return call(b, name, x.type, b.bitcast(x, shorts), b.bitcast(y, shorts))
+
+
+def _in_halves(b: Builder, operation: Callable[..., Value], *operands: Value) -> Value:
+    """Does an operation on 8 lanes twice."""
+    parts = []
+    for first in (0, LANES // 2):
+        mask = ir.Constant(ir.VectorType(INT32, LANES // 2), list(range(first, first + LANES // 2)))
+        cut = [b.shuffle_vector(operand, ir.Constant(operand.type, ir.Undefined), mask) for operand in operands]
+        parts.append(operation(*cut))
+    return b.shuffle_vector(*parts, ir.Constant(INTS, list(range(LANES))))
