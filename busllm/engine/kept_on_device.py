@@ -1,11 +1,16 @@
 """Which tokens top-k, top-p and min-p keep, for all rows at once: for a GPU.
 
-Owns: finding the smallest kept weight of each row by looking at the few largest first.
-Does not know: temperature. `engine/kept_on_host.py` does the same row by row on the CPU, where looking deep is dear.
+Owns: finding the smallest kept weight of each row without sorting, and without a value that the host has to read.
+Does not know: temperature. `engine/kept_on_host.py` does the same row by row on the CPU.
 Next on the path: back to `engine/draw.py`, which has the definition.
+
+The weights are float64 from 0 to 1. Their bits, read as integers, are in the order of their values, so the smallest
+kept weight is found by halving an interval of integers, always as often.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +18,8 @@ import torch
 
 from busllm.engine.staging import to_device
 
-_DEPTHS = (64, 1024)  # how many of the most likely tokens are looked at first, and next; then all
+_BITS_OF_ONE = 0x3FF0_0000_0000_0000  # of 1.0 in float64
+_NUM_HALVINGS = _BITS_OF_ONE.bit_length()
 
 
 def keep_on_device(
@@ -32,55 +38,61 @@ def keep_on_device(
     Returns:
         float64 (num_rows, vocab_size).
     """
-    counted = np.flatnonzero((top_k < weights.shape[1]) | (top_p < 1))
-    if counted.size:
-        rows = to_device(counted, weights.device)
-        weights[rows] = _keep_most_likely(weights[rows], top_k[counted], top_p[counted])
+    limited, shared = np.flatnonzero(top_k < weights.shape[1]), np.flatnonzero(top_p < 1)
+    if limited.size:
+        rows = to_device(limited, weights.device)
+        weights[rows] = _keep_count(weights[rows], _column(top_k[limited], weights))
+    if shared.size:
+        rows = to_device(shared, weights.device)
+        weights[rows] = _keep_share(weights[rows], _column(top_p[shared], weights))
     if min_p.any():
         weights = weights.masked_fill_(weights < _column(min_p, weights), 0)
     return weights
 
 
-def _keep_most_likely(
-    weights: torch.Tensor, top_k: npt.NDArray[np.int64], top_p: npt.NDArray[np.float64]
-) -> torch.Tensor:
-    """Zeroes all but the tokens that top-k and top-p keep."""
-    count, threshold = _count_kept(weights, top_k, top_p)
-    above = weights > threshold
-    equal = weights == threshold
-    room = count - above.sum(dim=-1, keepdim=True)
-    kept = above | (equal & (equal.cumsum(dim=-1) <= room))
-    return weights.masked_fill(~kept, 0)
+def _keep_count(weights: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """The `count` largest weights of each row; int64 (num_rows, 1)."""
+    smallest = _smallest_kept(weights, lambda large: large.sum(dim=-1, keepdim=True) >= count)
+    num_larger = (weights > smallest).sum(dim=-1, keepdim=True)
+    return _cut(weights, smallest, count - num_larger)
 
 
-def _count_kept(
-    weights: torch.Tensor, top_k: npt.NDArray[np.int64], top_p: npt.NDArray[np.float64]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many of the largest weights stay, int64 (num_rows, 1), and the smallest of them, float64 (num_rows, 1).
+def _keep_share(weights: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    """The fewest of the largest weights of each row that have a share of its sum; float64 (num_rows, 1)."""
+    wanted = share * weights.sum(dim=-1, keepdim=True)
 
-    It looks at the few largest first. Rows for which these are not enough are looked at again, deeper.
+    def sum_where(chosen: torch.Tensor) -> torch.Tensor:
+        return torch.where(chosen, weights, 0).sum(dim=-1, keepdim=True)
+
+    smallest = _smallest_kept(weights, lambda large: sum_where(large) >= wanted)
+    missing = (wanted - sum_where(weights > smallest)) / smallest
+    return _cut(weights, smallest, missing.ceil().clamp(min=1))
+
+
+def _smallest_kept(weights: torch.Tensor, suffices: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """The largest value so that the weights from it on suffice.
+
+    Args:
+        suffices: which rows have enough, bool (num_rows, 1), when these weights are kept, bool (num_rows, vocab_size).
+
+    Returns:
+        float64 (num_rows, 1).
     """
-    vocab_size = weights.shape[1]
-    limit, share = _column(top_k, weights), _column(top_p, weights)
-    everything = weights.cumsum(dim=-1)[:, -1:]
-    count, threshold = torch.empty_like(limit), torch.empty_like(everything)
-    largest_limit = int(top_k[top_k < vocab_size].max(initial=1))
-    rows = torch.arange(len(top_k), device=weights.device)
-    depths = [depth for depth in _DEPTHS if largest_limit <= depth < vocab_size]
-    for depth in (*depths, vocab_size):
-        own_limit, own_share = limit[rows], share[rows]
-        largest = weights[rows].topk(depth, dim=-1).values  # (num_rows, depth), falling
-        reached = largest.cumsum(dim=-1)
-        limited_sum = reached.gather(1, own_limit.clamp(max=depth) - 1)
-        wanted = own_share * torch.where(own_limit < vocab_size, limited_sum, everything[rows])
-        by_share = (reached < wanted).sum(dim=-1, keepdim=True) + 1
-        kept = torch.where(own_share < 1, torch.minimum(by_share, own_limit), own_limit).clamp(max=depth)
-        count[rows], threshold[rows] = kept, largest.gather(1, kept - 1)
-        is_open = (own_share < 1) & (reached[:, -1:] < wanted)
-        rows = rows[is_open[:, 0]]
-        if not len(rows):
-            break
-    return count, threshold
+    bits = weights.view(torch.int64)
+    low = bits.new_zeros((len(bits), 1))
+    high = torch.full_like(low, _BITS_OF_ONE)
+    for _ in range(_NUM_HALVINGS):
+        middle = high - torch.div(high - low, 2, rounding_mode="floor")
+        enough = suffices(bits >= middle)
+        low, high = torch.where(enough, middle, low), torch.where(enough, high, middle - 1)
+    return low.view(torch.float64)
+
+
+def _cut(weights: torch.Tensor, smallest: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
+    """Zeroes what is below the smallest; of those equal to it, the first ones stay, as many as there is room for."""
+    equal = weights == smallest
+    kept = (weights > smallest) | (equal & (equal.cumsum(dim=-1) <= room))
+    return weights.masked_fill(~kept, 0)
 
 
 def _column(values: npt.NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
