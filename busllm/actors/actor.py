@@ -10,6 +10,7 @@ Life: connect → hear others, announce `starting` → behaviour.start → subsc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import assert_never
 
@@ -60,6 +61,8 @@ class Actor:
         self._presence = Presence(place, behaviour, settings, clock, self._send_presence)
         self._bus = bus
         self._stop = anyio.Event()
+        self._drain_scope: anyio.CancelScope | None = None
+        self._drain_until_s = math.inf  # on the event loop's clock
         self._handlers: dict[int, MessageHandler] = {}
         self._connection: Connection | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -140,6 +143,13 @@ class Actor:
         """Asks the actor to drain and end."""
         self._stop.set()
 
+    def hurry(self) -> None:
+        """Cuts its drain short, one that has begun or the one to come."""
+        hurried_s = anyio.current_time() + self.settings.timings.hurried_drain_s
+        self._drain_until_s = min(self._drain_until_s, hurried_s)
+        if self._drain_scope is not None:
+            self._drain_scope.deadline = min(self._drain_scope.deadline, self._drain_until_s)
+
     # ------------------------------------------------------------ life
 
     async def run(self) -> None:
@@ -191,8 +201,12 @@ class Actor:
         self._presence.state = StageState.DRAINING
         self._presence.announce()
         self.log.info("draining")
-        with anyio.move_on_after(self.settings.timings.drain_timeout_s):
+        with anyio.move_on_after(self.settings.timings.drain_timeout_s) as scope:
+            self._drain_scope = scope
+            scope.deadline = min(scope.deadline, self._drain_until_s)
             await self._behaviour.drain()
+        if scope.cancelled_caught:
+            self.log.warning("drain_cut_short")
 
     # ------------------------------------------------------------ mailbox
 

@@ -67,6 +67,7 @@ class Timings(msgspec.Struct, frozen=True):
             far counts as stalled.
         restart_backoff_s, restart_backoff_max_s, restart_limit, restart_window_s: restarts of a failed actor in place.
         drain_timeout_s: how long a drain waits for what runs.
+        hurried_drain_s: how long it still waits once it is told to hurry.
     """
 
     heartbeat_s: float = 0.5
@@ -90,3 +91,4 @@ class Timings(msgspec.Struct, frozen=True):
     restart_limit: int = 5
     restart_window_s: float = 60.0
     drain_timeout_s: float = 30.0
+    hurried_drain_s: float = 0.5

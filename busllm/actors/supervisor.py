@@ -56,8 +56,12 @@ class Supervisor:
         """The actors that run now, by plan name."""
         return dict(self._running)
 
-    async def run(self, stop: anyio.Event) -> None:
+    async def run(self, stop: anyio.Event, *, hurry: anyio.Event | None = None) -> None:
         """Runs all actors until `stop` is set and they have drained.
+
+        Args:
+            stop: begins the drain.
+            hurry: cuts it short, of those that drain and of those whose turn has not come.
 
         Raises:
             ExceptionGroup: an actor failed for good; holds its error.
@@ -67,12 +71,19 @@ class Supervisor:
                 tasks.start_soon(self._keep, plan)
             await stop.wait()
             self._stopping = True
+            if hurry is not None:
+                tasks.start_soon(self._hurry_all, hurry)
             for plan in self._plans:
                 actor = self._running.get(plan.name)
                 if actor is not None:
                     actor.stop()
                     await self._ended[plan.name].wait()
             tasks.cancel_scope.cancel()
+
+    async def _hurry_all(self, hurry: anyio.Event) -> None:
+        await hurry.wait()
+        for actor in self._running.values():
+            actor.hurry()
 
     async def _keep(self, plan: ActorPlan) -> None:
         failures: deque[float] = deque()

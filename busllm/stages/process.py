@@ -78,7 +78,7 @@ class StageProcess:
             for frontend in frontends.values():
                 await tasks.start(frontend.serve_http, self._hurry)
             plans = tuple(self._plan(stage, frontends.get(stage), shared) for stage in self._stages)
-            await Supervisor(plans, shared.clock, shared.settings.timings).run(self._stop)
+            await Supervisor(plans, shared.clock, shared.settings.timings).run(self._stop, hurry=self._hurry)
             for frontend in frontends.values():
                 await frontend.stop_http()
             tasks.cancel_scope.cancel()

@@ -123,6 +123,24 @@ def test_a_request_that_ends_its_holders_is_given_up_before_their_process_is() -
     assert num_killed < RestartTimings().limit, "so is the process"
 
 
+async def test_hurry_cuts_all_drains_short_those_to_come_too() -> None:
+    """The limit is on the event loop's clock; the drains themselves would wait for ever."""
+    clock, stop, hurry = ManualClock(), anyio.Event(), anyio.Event()
+    factories = Factory(clock, []), Factory(clock, [], "detokenizer")
+    supervisor = Supervisor(tuple(factory.plan() for factory in factories), clock, Timings())
+    with anyio.fail_after(LONG_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: supervisor.run(stop, hurry=hurry))
+            await settle()
+            for factory in factories:
+                factory.made[0].may_end = anyio.Event()
+            stop.set()
+            await settle()
+            assert all(factory.made[0].actor.connection.is_connected for factory in factories)
+            hurry.set()
+    assert not any(factory.made[0].actor.connection.is_connected for factory in factories)
+
+
 async def test_actors_are_drained_in_the_order_of_the_path() -> None:
     clock, stop = ManualClock(), anyio.Event()
     first, second = Factory(clock, []), Factory(clock, [], "detokenizer")
