@@ -187,7 +187,7 @@ class Stack:
 
     def _make_part(self, rank: int) -> RankPart:
         group = Alone(Shard(rank, self._config.ranks))
-        runner = NullRunner(step_time_s=self._config.step_time_s)
+        runner = NullRunner(step_time_s=self._config.step_time_s, grammars=null_grammars())
         return RankPart(RankWorker(runner, group), group, lambda host, port, epoch: None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -23,6 +24,7 @@ from busllm.messages.codec import encode, encode_json
 from busllm.messages.control import Announcement, StageState
 from busllm.messages.to_ranks import Allocate, OrderTaken, Step, taken_decoder
 from busllm.plan import StepPlan
+from busllm.sampling import Grammar, GrammarKind
 from busllm.stages.rank.build_part import RankPart
 from busllm.stages.rank.stage import RankStage
 from busllm.testing.faulty_bus import FaultyBus
@@ -48,6 +50,14 @@ async def test_all_ranks_take_part_in_every_step(num_ranks: int) -> None:
             for rank in range(1, num_ranks):
                 actor = stack.actors[f"rank:{rank}"]
                 await stack.wait_for(lambda actor=actor: actor.announcement().statistics["steps"] == steps)
+
+
+async def test_an_answer_of_several_ranks_keeps_to_its_grammar() -> None:
+    digits = Grammar(GrammarKind.REGEX, "[0-9]{3}(-[0-9]{3}){5}")
+    with anyio.fail_after(PATIENCE_S):
+        async with running_stack(MemoryBus(), ranked(2)) as stack:
+            assert re.fullmatch(digits.text, await stack.generate("hello", max_tokens=200, grammar=digits))
+            assert not stack.failures
 
 
 async def test_two_replicas_keep_their_ranks_apart() -> None:

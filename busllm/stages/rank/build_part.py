@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from busllm.engine.parallel.group import Alone, Group
 from busllm.engine.parallel.shard import Shard
 from busllm.engine.parallel.worker import RankWorker
+from busllm.grammar.compiler import GrammarCompiler
 from busllm.model_store.files import ModelFiles
 from busllm.stages.load_model import choose_device, model_runner, null_runner
+from busllm.text.vocabulary import load_vocabulary
 from busllm.topology.config import ModelConfig, SchedulerConfig
 
 
@@ -42,8 +45,8 @@ def build_part(
         ModelError: the model cannot be served, or not by so many ranks.
     """
     if files.is_null:
-        alone = Alone(shard)
-        return RankPart(RankWorker(null_runner(model), alone), alone, lambda host, port, epoch: None)
+        alone, grammars = Alone(shard), GrammarCompiler(partial(load_vocabulary, files))  # every null rank samples
+        return RankPart(RankWorker(null_runner(model, grammars), alone), alone, lambda host, port, epoch: None)
     device = choose_device(scheduler, device_number)
     from busllm.engine.parallel.torch_group import TorchGroup  # imports torch
 
