@@ -10,7 +10,9 @@ RUNTIME := .venv/.runtime-installed
 DEVELOPMENT := .venv/.development-installed
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 SOURCES := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+# Editable by path: a script in the folder that holds the clone finds the package and not the folder of that name.
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt \
+	--config-settings editable_mode=compat
 
 .DEFAULT_GOAL := help
 .PHONY: help install up test test-long test-all gpu-check check format bench model

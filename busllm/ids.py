@@ -17,11 +17,28 @@ Instance = NewType("Instance", str)
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"  # RFC 4648 base32, lower case
 UID_LENGTH = 20
 _UID = re.compile(rf"[a-z2-7]{{{UID_LENGTH}}}")
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,200}")
 _INSTANCE = re.compile(r"(?P<kind>[a-z]+)-(?P<index>\d+)-[a-z2-7]{8}")
 
 
 def _random_base32(length: int) -> str:
     return "".join(_ALPHABET[byte & 31] for byte in secrets.token_bytes(length))
+
+
+def is_token(text: str) -> bool:
+    """Whether `text` may be one token of a busllm subject: letters, digits, `_` and `-`."""
+    return _TOKEN.fullmatch(text) is not None
+
+
+def check_tokens(*names: str) -> None:
+    """Checks that words from a message may become tokens of a subject.
+
+    Raises:
+        ValueError: one may not.
+    """
+    for name in names:
+        if not is_token(name):
+            raise ValueError(f"{name[:80]!r} cannot be a token of a subject")
 
 
 def new_uid() -> Uid:

@@ -88,6 +88,16 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     skip_special_tokens: bool = True
     grammar: Grammar | None = None
 
+    def __post_init__(self) -> None:
+        """Takes the forms that people write: one stop string as it is, lists, a mapping of biases."""
+        if isinstance(self.stop, str):
+            msgspec.structs.force_setattr(self, "stop", (self.stop,))
+        for field in ("stop", "stop_token_ids"):
+            if isinstance(getattr(self, field), list):
+                msgspec.structs.force_setattr(self, field, tuple(getattr(self, field)))
+        if isinstance(self.logit_bias, dict):
+            msgspec.structs.force_setattr(self, "logit_bias", tuple(self.logit_bias.items()))
+
 
 def _check_number(name: str, value: float, low: float, high: float) -> None:
     if not math.isfinite(value) or not low <= value <= high:
@@ -108,6 +118,10 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     Raises:
         InvalidRequest: names the first field that is out of range.
     """
+    try:
+        msgspec.convert(msgspec.to_builtins(params), SamplingParams)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"A sampling parameter has a wrong type: {error}.") from error
     _check_number("temperature", params.temperature, 0.0, 2.0)
     _check_number("top_p", params.top_p, 0.0, 1.0)
     _check_number("min_p", params.min_p, 0.0, 1.0)

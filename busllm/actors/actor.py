@@ -34,7 +34,7 @@ from busllm.bus.protocol import (
     Reconnected,
 )
 from busllm.bus.subjects import Subjects
-from busllm.errors import BusCongested, BusDown, BusllmError, MalformedMessage, PayloadTooLarge
+from busllm.errors import BusCongested, BusDown, BusError, BusllmError, MalformedMessage, PayloadTooLarge
 from busllm.ids import new_instance
 from busllm.messages.codec import encode_json
 from busllm.messages.control import Announcement, StageState, error_answer
@@ -111,8 +111,8 @@ class Actor:
         """Publishes where a loss is repaired by the owner's probing; False when the bus did not take it."""
         try:
             self.publish(subject, payload, reply)
-        except (BusDown, BusCongested) as error:
-            self.log.warning("not_published", subject=subject, reason=error.message)
+        except BusError as error:
+            self.log.warning("not_published", subject=subject[:200], reason=error.message)
             return False
         return True
 

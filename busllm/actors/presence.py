@@ -15,7 +15,8 @@ from busllm.actors.directory import Directory, PeerChange
 from busllm.actors.settings import ActorSettings
 from busllm.bus.protocol import Message
 from busllm.bus.subjects import Subjects
-from busllm.errors import Superseded
+from busllm.errors import MalformedMessage, Superseded
+from busllm.ids import is_token
 from busllm.messages.codec import encode_json
 from busllm.messages.control import Announcement, StageState, announcement_decoder
 
@@ -45,6 +46,7 @@ class Presence:
         self._send = send
         self._subjects = Subjects(settings.cluster)
         self._started_at = clock.time()
+        self._older: frozenset[str] = frozenset()
 
     def announcement(self) -> Announcement:
         """What this actor says of itself now."""
@@ -79,6 +81,8 @@ class Presence:
             MalformedMessage: it is none.
         """
         other = announcement_decoder.decode(message.payload)
+        if not is_token(other.instance):
+            raise MalformedMessage("An announcement's instance cannot be a token of a subject.")
         if other.instance == self._place.instance:
             return
         self._check_superseded(other)
@@ -105,6 +109,10 @@ class Presence:
         same_place = (other.kind, other.index) == (self._place.kind, self._place.index)
         if not (self._behaviour.is_unique and same_place) or other.state is StageState.GONE:
             return
-        if (other.started_at, other.instance) < (self._started_at, self._place.instance):
+        if (other.started_at, other.instance) >= (self._started_at, self._place.instance):
+            return
+        # One announcement may be the last of an instance that is ending, or a forgery; one that lives says it again.
+        lives, self._older = other.instance in self._older, self._older | {other.instance}
+        if lives:
             where = f"host {other.host}, pid {other.pid}"
             raise Superseded(f"{other.instance} ({where}) is alive and older; this one ends.")

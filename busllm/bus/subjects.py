@@ -7,19 +7,12 @@ topology, uids, instance names, stage and event words) become tokens; text of a 
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 
 from busllm.errors import BadSubject
+from busllm.ids import is_token
 
 ROOT = "busllm"
-_TOKEN = re.compile(r"[A-Za-z0-9_-]+")
-
-
-def is_token(text: str) -> bool:
-    """Whether `text` may be one token of a busllm subject: letters, digits, `_` and `-`."""
-    return _TOKEN.fullmatch(text) is not None
 
 
 class Subjects(msgspec.Struct, frozen=True):

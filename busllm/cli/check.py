@@ -13,12 +13,17 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from busllm.bus.connect import BUILT_IN_KINDS
 from busllm.bus.nats_options import public_url
 from busllm.cli.arguments import add_topology_argument
 from busllm.errors import ConfigError, ModelError
-from busllm.model_store.resolve import resolve
+from busllm.model_store.aliases import ALIASES
+from busllm.model_store.resolve import is_hub_id, resolve
+from busllm.registry import plugin_names
 from busllm.topology.config import Topology, topology_hash
+from busllm.topology.local_files import check_local_files
 from busllm.topology.model_fit import AttentionShape, attention_shape, check_ranks, kv_size_text
+from busllm.topology.nearest import nearest
 from busllm.topology.placement import PlacedProcess, place
 from busllm.topology.read import load_topology
 
@@ -35,6 +40,7 @@ def execute(arguments: argparse.Namespace) -> int:
     A mistake ends it with status 2, naming file, line, key and the nearest right one.
     """
     topology = load_topology(arguments.topology)
+    _check_this_host(topology)
     shape, model = _model(topology)
     if shape is not None:
         _check_ranks(topology, shape, arguments.topology)
@@ -55,6 +61,23 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _check_this_host(topology: Topology) -> None:
+    """What `up` on this host would find missing.
+
+    Raises:
+        ConfigError: the bus's plug-in, or a file that the topology names.
+    """
+    installed = (*BUILT_IN_KINDS, *plugin_names("busllm.bus"))
+    if topology.bus.kind not in installed:
+        raise ConfigError(
+            f"is {topology.bus.kind!r}, which is neither built in nor an installed plug-in.",
+            key="bus.kind",
+            suggestion=nearest(topology.bus.kind, installed),
+        )
+    here = [placed for placed in place(topology, socket.gethostname()) if placed.host == socket.gethostname()]
+    check_local_files(topology, here)
+
+
 def _without_secrets(topology: Topology) -> Topology:
     return msgspec.structs.replace(topology, bus=msgspec.structs.replace(topology.bus, url=_public(topology.bus.url)))
 
@@ -70,7 +93,9 @@ def _model(topology: Topology) -> tuple[AttentionShape | None, str]:
     try:
         files = resolve(source)
     except ModelError as error:
-        return None, f"{source}, not on this host: {error.message}"
+        if source in ALIASES or (source.count("/") == 1 and not source.startswith(("/", "."))):
+            return None, f"{source}, not on this host: {error.message}"  # it can be fetched
+        raise ConfigError(error.message, key="model.source") from error
     return attention_shape(files), source if files.is_null else f"{source}, {files.gguf or files.directory}"
 
 

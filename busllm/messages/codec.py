@@ -1,6 +1,7 @@
 """Encoding of messages: one encoder for all, one typed decoder per inbox, and the packing of token ids.
 
-Owns: MessagePack for the data path, JSON for what people read; the translation of decoding errors to `MalformedMessage`.
+Owns: MessagePack for the data path, JSON for what people read; the translation of decoding errors to
+`MalformedMessage`.
 Does not know: which inbox there is (the file of each recipient makes its own `Decoder`).
 """
 
@@ -15,10 +16,22 @@ import numpy as np
 from busllm.errors import MalformedMessage
 
 T = TypeVar("T")
+MAX_NUMBER = 2**31 - 1  # numbers travel in columns as int32
 
 _INT32 = np.dtype("<i4")
 _packer = msgspec.msgpack.Encoder()
 _writer = msgspec.json.Encoder()
+
+
+def check_numbers(*numbers: int) -> None:
+    """Checks that numbers of a message fit into a column.
+
+    Raises:
+        ValueError: one is negative or over `MAX_NUMBER`.
+    """
+    for number in numbers:
+        if not 0 <= number <= MAX_NUMBER:
+            raise ValueError(f"{number} is not between 0 and {MAX_NUMBER}")
 
 
 def encode(message: Any) -> bytes:

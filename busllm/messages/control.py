@@ -15,6 +15,7 @@ from busllm.errors import BusllmError, RemoteError
 from busllm.messages.codec import Decoder, encode_json
 
 PROTOCOL_VERSION = 1
+ERROR_PREFIX = b'{"error":'  # how an answer begins that is an error
 
 
 class StageState(enum.Enum):
@@ -128,7 +129,7 @@ def error_answer(error: BusllmError) -> bytes:
 
 def raise_if_error(answer: bytes) -> None:
     """Raises the `RemoteError` that an answer carries, if it carries one."""
-    if not answer.startswith(b'{"error":'):
+    if not answer.startswith(ERROR_PREFIX):
         return
     body = _error_decoder.decode(answer).error
     raise RemoteError(

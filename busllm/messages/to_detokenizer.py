@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from busllm.messages.codec import Decoder
+from busllm.ids import check_tokens
+from busllm.messages.codec import Decoder, check_numbers
 from busllm.messages.parts import Part
 from busllm.plan import TokenLogprobs
 
@@ -47,6 +48,10 @@ class SequenceOpened(msgspec.Struct, frozen=True, array_like=True, gc=False):
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        check_tokens(self.uid, self.frontend)
+        check_numbers(self.handle, self.choice, self.attempt, self.delivered_chars)
+
 
 class StepTokens(msgspec.Struct, frozen=True, array_like=True, tag="step", gc=False):
     """All new tokens of one step for one detokenizer; row i is tokens[offsets[i] : offsets[i + 1]].
@@ -74,6 +79,9 @@ class StepTokens(msgspec.Struct, frozen=True, array_like=True, tag="step", gc=Fa
     finished: tuple[tuple[int, str], ...] = ()
     logprobs: tuple[tuple[int, tuple[TokenLogprobs, ...]], ...] = ()
     prompt_logprobs: tuple[tuple[int, bytes, tuple[TokenLogprobs | None, ...]], ...] = ()
+
+    def __post_init__(self) -> None:
+        check_tokens(self.scheduler)
 
 
 ToDetokenizer = StepTokens | Part

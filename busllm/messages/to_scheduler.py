@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from busllm.messages.codec import Decoder
+from busllm.ids import check_tokens
+from busllm.messages.codec import Decoder, check_numbers
 from busllm.messages.parts import Part
 from busllm.sampling import SamplingParams
 
@@ -47,6 +48,10 @@ class Generate(msgspec.Struct, frozen=True, array_like=True, tag="generate", gc=
     priority: int = 0
     cache_namespace: bytes = b""
     avoid: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_tokens(self.uid, self.frontend)
+        check_numbers(self.attempt, *(number for one in self.choices for number in (one.choice, one.delivered_chars)))
 
 
 class StopMatched(msgspec.Struct, frozen=True, array_like=True, tag="stop", gc=False):

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from busllm.messages.codec import Decoder
+from busllm.ids import check_tokens
+from busllm.messages.codec import Decoder, check_numbers
 from busllm.messages.parts import Part
 from busllm.sampling import SamplingParams
 
@@ -69,6 +70,10 @@ class Tokenize(msgspec.Struct, frozen=True, array_like=True, tag="tokenize", gc=
     priority: int = 0
     cache_namespace: bytes = b""
     avoid: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_tokens(self.uid, self.frontend)
+        check_numbers(self.attempt, self.n)
 
 
 ToTokenizer = Tokenize | Part

@@ -129,7 +129,7 @@ class RequestOwner:
     def unready_reason(self) -> str | None:
         """Why a request would not be served now; None when it would."""
         if self._bound is None:
-            return "the frontend is starting"
+            return "the frontend is starting: the bus was not reached yet"
         if self._draining:
             return "draining"
         actor = self._actor

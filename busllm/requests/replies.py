@@ -12,8 +12,9 @@ from typing import assert_never
 
 from busllm.actors.actor import Actor
 from busllm.bus.protocol import Message
-from busllm.errors import Draining, MalformedMessage, QueueFull
+from busllm.errors import Draining, MalformedMessage, QueueFull, RemoteError
 from busllm.messages.columns import unpack_column, unpack_rows
+from busllm.messages.control import ERROR_PREFIX, raise_if_error
 from busllm.messages.parts import Joiner, Part
 from busllm.messages.to_frontend import Failed, StepText, Taken, ToFrontend, Tokenized, decoder, remote_error
 from busllm.requests.live import Choice, LiveRequest, Phase, WaitsFor
@@ -36,6 +37,9 @@ class Replies:
         """Takes one message of the reply subjects."""
         if message.no_responders:
             self._nobody_listens(message.subject.rpartition(".")[2])
+            return
+        if message.payload.startswith(ERROR_PREFIX):
+            self._could_not_read(message.subject.rpartition(".")[2], message.payload)
             return
         reply = decoder.decode(message.payload)
         if isinstance(reply, Part):
@@ -152,6 +156,18 @@ class Replies:
             trace.record(live.uid, "first_text")
         if token_ids and trace.tells_tokens:
             trace.record(live.uid, "delta", choice=choice, token_ids=token_ids)
+
+    def _could_not_read(self, uid: str, payload: bytes) -> None:
+        """A stage could not make anything of what it was sent: sending it again would not help."""
+        live = self._lives.get(uid)
+        if live is None or live.is_done:
+            return
+        try:
+            raise_if_error(payload)
+        except RemoteError as error:
+            live.fail(error)
+            self._sender.abort(live)
+            self._ended(live)
 
     def _nobody_listens(self, uid: str) -> None:
         live = self._lives.get(uid)

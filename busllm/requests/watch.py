@@ -66,8 +66,11 @@ class Watch:
         elif self._down_since is None:
             self._down_since = now
         judging = connected and now >= self._judges_after
+        text_is_made = bool(actor.directory.usable("detokenizer"))
         silent: dict[str, list[str]] = defaultdict(list)
         for live in list(self._lives.values()):
+            if judging and not text_is_made and live.trouble_since is None and not self._has_detokenizer(live):
+                live.trouble_since = now
             if not live.is_done and not self._expired(live, now) and judging:
                 self._look_at(live, now, silent)
         if silent and not self._probing:
@@ -77,7 +80,9 @@ class Watch:
     def _expired(self, live: LiveRequest, now: float) -> bool:
         timings = self._actor.settings.timings
         since = self._down_since if self._down_since is not None else live.trouble_since
-        never_served = not live.was_scheduled and live.waits_for in (WaitsFor.TOKENIZER, WaitsFor.SCHEDULER)
+        never_served = not any(choice.output_ids for choice in live.choices) and (
+            live.waits_for in (WaitsFor.TOKENIZER, WaitsFor.SCHEDULER) or not self._has_detokenizer(live)
+        )
         limit_s = timings.first_stage_s if never_served and self._down_since is None else timings.resume_deadline_s
         if since is None or now - since < limit_s:
             return False
@@ -85,12 +90,21 @@ class Watch:
         self._sender.abort(live)
         return True
 
+    def _has_detokenizer(self, live: LiveRequest) -> bool:
+        """Whether somebody makes its text, or could."""
+        directory = self._actor.directory
+        own = live.detokenizer is not None and directory.get(live.detokenizer) is not None
+        return own or bool(directory.usable("detokenizer"))
+
     def _give_up_reason(self, live: LiveRequest, limit_s: float) -> BusllmError:
         if self._down_since is not None or live.waits_for is WaitsFor.BUS:
             return BusUnavailable(f"The bus is away and did not come back within {limit_s:g} s.")
-        if live.was_scheduled:
+        if limit_s == self._actor.settings.timings.resume_deadline_s and live.was_scheduled:
             return ResumeDeadlineExceeded(f"A stage was lost and nobody could take over within {limit_s:g} s.")
-        kind = "tokenizer" if live.prompt_ids is None else "scheduler"
+        if not self._has_detokenizer(live):
+            kind = "detokenizer"
+        else:
+            kind = "tokenizer" if live.prompt_ids is None else "scheduler"
         return StageMissing(kind, self._actor.directory.why_unusable(kind) or f"nobody took it within {limit_s:g} s")
 
     def _look_at(self, live: LiveRequest, now: float, silent: dict[str, list[str]]) -> None:

@@ -23,7 +23,10 @@ def null_runner(model: ModelConfig, grammars: GrammarCompiler | None = None) -> 
     null = model.null or NullConfig()
     return NullRunner(
         max_context_tokens=NULL_MAX_CONTEXT_TOKENS,
-        step_time_s=null.step_time_s, load_time_s=null.load_time_s, eos_one_in=null.eos_one_in, grammars=grammars
+        step_time_s=null.step_time_s,
+        load_time_s=null.load_time_s,
+        eos_one_in=null.eos_one_in,
+        grammars=grammars,
     )
 
 

@@ -4,7 +4,8 @@ Owns: the wiring of stages, actors and supervisor; signals; the exit status.
 Does not know: how processes are placed and restarted (`topology/`), what each stage is given (`build.py`).
 Next on the path: `actors/supervisor.py` keeps the stages running.
 
-Exit status: 0 after a drain, 1 when a stage failed for good, 2 for a wrong topology, 3 when a live older instance has
+Exit status: 0 after a drain, 1 when a stage failed for good, 2 when starting again would not help (a wrong topology, a
+model that cannot be served, a package that is not installed), 3 when a live older instance has
 the same place.
 """
 
@@ -27,7 +28,7 @@ from busllm.actors.clock import Clock, SystemClock
 from busllm.actors.settings import ActorSettings
 from busllm.actors.supervisor import ActorPlan, Supervisor
 from busllm.bus.protocol import Bus
-from busllm.errors import BusllmError, ConfigError, Superseded
+from busllm.errors import BusllmError, ConfigError, MissingPackage, ModelError, Superseded
 from busllm.stages.build import StageBuilder
 from busllm.stages.frontend.stage import FrontendStage
 from busllm.telemetry.logging import configure_logging, get_logger
@@ -135,8 +136,8 @@ def run_stages(
     except* Superseded as group:
         log.error("superseded", reason=_first(group))
         status = EXIT_SUPERSEDED
-    except* ConfigError as group:
-        log.error("bad_topology", file=topology_file, reason=_first(group))
+    except* (ConfigError, ModelError, MissingPackage) as group:  # starting again would not help
+        log.error("cannot_start", file=topology_file, reason=_first(group))
         status = EXIT_CONFIG
     except* BusllmError as group:
         log.error("failed", reason=_first(group))

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 
 from busllm.bus.connect import BUILT_IN_KINDS
 from busllm.bus.nats_options import public_url
-from busllm.bus.subjects import is_token
+from busllm.ids import is_token
 from busllm.registry import PluginGroup, plugin_names
 from busllm.topology.address import parse_address
-from busllm.topology.config import STAGE_KINDS, Topology
+from busllm.topology.config import DEFAULT_PAGE_TOKENS, STAGE_KINDS, Topology
 from busllm.topology.nearest import nearest
 from busllm.topology.placement import StageId, all_stages, matching, parse_stage, place
 from busllm.topology.problem import Problem
@@ -102,13 +102,11 @@ def _scheduler(topology: Topology) -> Iterator[Problem]:
         yield Problem(
             ("scheduler", "kv_memory"), f'is "{scheduler.kv_memory}"; write it like "4GiB", "512MiB" or 0.85 (a share).'
         )
-    if isinstance(scheduler.page_tokens, int):
-        for key in ("step_tokens", "kv_tokens"):
-            tokens = getattr(scheduler, key)
-            if isinstance(tokens, int) and tokens < scheduler.page_tokens:
-                yield Problem(
-                    ("scheduler", key), f"is {tokens}, below page_tokens ({scheduler.page_tokens}): not one page fits."
-                )
+    page_tokens = DEFAULT_PAGE_TOKENS if scheduler.page_tokens == "auto" else scheduler.page_tokens
+    for key in ("step_tokens", "kv_tokens"):
+        tokens = getattr(scheduler, key)
+        if isinstance(tokens, int) and tokens < page_tokens:
+            yield Problem(("scheduler", key), f"is {tokens}, below page_tokens ({page_tokens}): not one page fits.")
     if not _DEVICE.fullmatch(scheduler.device):
         near = nearest(scheduler.device, ("auto", "cpu", "cuda"))
         yield Problem(("scheduler", "device"), f'is "{scheduler.device}"; use auto, cpu, cuda or cuda:0.', near)

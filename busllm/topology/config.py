@@ -20,6 +20,7 @@ STAGE_KINDS: tuple[StageKind, ...] = get_args(StageKind)  # in the order of a re
 
 MIB = 1024 * 1024
 DEFAULT_KV_TOKENS = 65536
+DEFAULT_PAGE_TOKENS = 16
 
 Count = Annotated[int, Meta(ge=1)]
 Tokens = Annotated[int, Meta(ge=1)]

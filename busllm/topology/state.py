@@ -79,8 +79,13 @@ class StateFiles:
         Raises:
             AlreadyRunning: another process holds it.
         """
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"the state directory {str(self._directory)!r} cannot be used: {error.strerror}.", key="XDG_STATE_HOME"
+            ) from error
         try:
             self._take(lock)
             os.ftruncate(lock, 0)

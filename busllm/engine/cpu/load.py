@@ -26,7 +26,6 @@ from busllm.engine.models.protocol import attention_config
 from busllm.plan import PagesAssigned, PlanRow, StepPlan
 from busllm.telemetry.logging import get_logger
 
-
 WORTH_KEEPING_BYTES = 16 * 2**20  # less is packed faster than it would be found
 
 
