@@ -17,8 +17,9 @@ import httpx
 
 from busllm.requests.protocol import Owner
 from busllm.stages.frontend.app import FrontendApp, build_app
-from busllm.stages.frontend.server import bind, serve
+from busllm.stages.frontend.server import serve
 from busllm.stages.frontend.settings import FrontendSettings
+from busllm.topology.address import Address, bind
 
 MODEL = "org/fake-model"
 
@@ -80,7 +81,7 @@ async def serving(owner: Owner, settings: FrontendSettings | None = None) -> Asy
     """Runs a frontend; its end waits for the drain."""
     settings = settings or fake_settings()
     app = build_app(owner, settings)
-    listener = bind("127.0.0.1", 0)
+    listener = bind(Address("127.0.0.1", 0))
     port: int = listener.getsockname()[1]
     shutdown, hurry, stopped = anyio.Event(), anyio.Event(), anyio.Event()
     async with (

@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from functools import partial
 
-import structlog
-
 from busllm.errors import Draining, MethodNotAllowed, NotFound
 from busllm.requests.protocol import Owner
 from busllm.stages.frontend.auth import ApiKeys
@@ -23,21 +21,31 @@ from busllm.stages.frontend.routes import ENDPOINTS, Router, allowed_methods
 from busllm.stages.frontend.running import RunningExchanges
 from busllm.stages.frontend.services import Services
 from busllm.stages.frontend.settings import FrontendSettings
+from busllm.telemetry.logging import get_logger
 
-_log = structlog.get_logger(__name__)
 _NO_ENDPOINT = "other"
 
 
 class FrontendApp:
-    """The frontend as an ASGI application; `build_app` makes it."""
+    """The frontend as an ASGI application; `build_app` makes it.
+
+    Attributes:
+        running: the exchanges under way.
+        log: of everything about HTTP in this frontend.
+    """
 
     def __init__(self, services: Services) -> None:
         self.running = services.running
+        self.log = get_logger("busllm.frontend", stage="frontend")
         self._services = services
         self._settings = services.settings
         self._keys = ApiKeys(services.settings.api_keys)
         self._cors = Cors(services.settings.cors_origins)
         self._router = Router((*ENDPOINTS, document_route(ENDPOINTS)))
+
+    def name_instance(self, instance: str) -> None:
+        """Says in every log line from now on which instance it is; HTTP is served before there is one."""
+        self.log = self.log.bind(instance=instance)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one exchange."""
@@ -53,7 +61,7 @@ class FrontendApp:
         began_at = time.monotonic()
         timings = self._settings.timings
         request = Request(scope, receive, max_body_bytes=self._settings.max_body_bytes, body_wait_s=timings.body_wait_s)
-        exchange = Exchange(request, send, timings, partial(self._headers, request))
+        exchange = Exchange(request, send, timings, partial(self._headers, request), self.log)
         metrics = self._services.metrics
         with self.running.entered(exchange), metrics.in_flight.track_inprogress():
             try:
@@ -62,7 +70,7 @@ class FrontendApp:
                 seconds = time.monotonic() - began_at
                 endpoint = request.endpoint or _NO_ENDPOINT
                 metrics.answered(endpoint, exchange.status, seconds)
-                _log.debug(
+                self.log.debug(
                     "request",
                     uid=request.uid,
                     endpoint=endpoint,

@@ -16,14 +16,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 import anyio
-import structlog
+from structlog.stdlib import BoundLogger
 
 from busllm.errors import BusllmError
 from busllm.stages.frontend.errors import error_event, error_response, internal_error
 from busllm.stages.frontend.http import Answer, EventStream, Header, Request, Response, Send
 from busllm.stages.frontend.settings import HttpTimings
-
-_log = structlog.get_logger(__name__)
 
 PING = b": ping\n\n"
 _STREAM_HEADERS: tuple[Header, ...] = (
@@ -41,6 +39,7 @@ class Exchange:
         send: ASGI's way out.
         timings: how long to wait for the client.
         headers: what every answer gets, asked when the status leaves.
+        log: its lines say which frontend it is.
 
     Attributes:
         status: what was answered; None while nothing was.
@@ -48,7 +47,12 @@ class Exchange:
     """
 
     def __init__(
-        self, request: Request, send: Send, timings: HttpTimings, headers: Callable[[], tuple[Header, ...]]
+        self,
+        request: Request,
+        send: Send,
+        timings: HttpTimings,
+        headers: Callable[[], tuple[Header, ...]],
+        log: BoundLogger,
     ) -> None:
         self.request = request
         self.status: int | None = None
@@ -56,6 +60,7 @@ class Exchange:
         self._send = send
         self._timings = timings
         self._headers = headers
+        self._log = log
         self._streaming = False
         self._ended = False
         self._failure: BusllmError | None = None
@@ -91,7 +96,7 @@ class Exchange:
             self._work.cancel()
 
     def _give_up(self) -> None:
-        _log.info("client does not read", uid=self.request.uid, unread_s=self._timings.unread_s)
+        self._log.info("client does not read", uid=self.request.uid, unread_s=self._timings.unread_s)
         self.client_left = True
         self._work.cancel()
 
@@ -99,11 +104,11 @@ class Exchange:
         try:
             return await handler(self.request)
         except BusllmError as error:
-            log = _log.warning if error.status >= 500 else _log.info
+            log = self._log.warning if error.status >= 500 else self._log.info
             log("request refused", uid=self.request.uid, status=error.status, code=error.code, reason=error.message)
             return error_response(error)
         except Exception:  # noqa: BLE001 - the stage boundary: the client gets an answer, the log the traceback
-            _log.exception("request handler failed", uid=self.request.uid)
+            self._log.exception("request handler failed", uid=self.request.uid)
             return error_response(internal_error())
 
     # ---- whole answers
@@ -145,10 +150,10 @@ class Exchange:
                 async for chunk in chunks:
                     await self._write(chunk)
         except BusllmError as error:
-            _log.warning("stream failed", uid=self.request.uid, code=error.code, reason=error.message)
+            self._log.warning("stream failed", uid=self.request.uid, code=error.code, reason=error.message)
             await self._write(error_event(error))
         except Exception:  # noqa: BLE001 - the stage boundary: the client gets an answer, the log the traceback
-            _log.exception("stream handler failed", uid=self.request.uid)
+            self._log.exception("stream handler failed", uid=self.request.uid)
             await self._write(error_event(internal_error()))
         await self._end(b"")
 

@@ -21,7 +21,6 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
-import structlog
 from anyio.abc import TaskStatus
 from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.config import Config
@@ -29,28 +28,8 @@ from hypercorn.config import Config
 from busllm.stages.frontend.app import FrontendApp
 from busllm.stages.frontend.settings import FrontendSettings
 
-_log = structlog.get_logger(__name__)
-
 BACKLOG = 1024
 _UNLIMITED_REQUESTS = 2**31 - 1
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Binds a TCP socket and listens, so that a taken port is found at once.
-
-    Raises:
-        OSError: the address is taken or does not exist here.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-        sock.listen(BACKLOG)
-    except OSError:
-        sock.close()
-        raise
-    return sock
 
 
 async def serve(
@@ -89,14 +68,14 @@ async def serve(
 
 async def _drain(app: FrontendApp, settings: FrontendSettings, hurry: anyio.Event) -> None:
     app.running.begin_drain()
-    _log.info("drain began", running=len(app.running), drain_timeout_s=settings.drain_timeout_s)
+    app.log.info("drain began", running=len(app.running), drain_timeout_s=settings.drain_timeout_s)
     with anyio.move_on_after(settings.drain_timeout_s):
         async with anyio.create_task_group() as group:
             group.start_soon(_cancel_when, hurry, group.cancel_scope)
             await app.running.wait_finished()
             group.cancel_scope.cancel()
     if len(app.running):
-        _log.warning("drain ends requests that run", running=len(app.running))
+        app.log.warning("drain ends requests that run", running=len(app.running))
     app.running.end_all()
     with anyio.move_on_after(settings.timings.stop_s):
         await app.running.wait_finished()
@@ -106,7 +85,7 @@ async def _run_hypercorn(app: FrontendApp, config: Config, stop: anyio.Event) ->
     with anyio.CancelScope(shield=True) as shielded:
         async with anyio.create_task_group() as group:
             group.start_soon(_last_resort, stop, config.graceful_timeout, shielded)
-            with _broken_connections_are_no_faults():
+            with _broken_connections_are_no_faults(app):
                 await hypercorn_serve(app, config, shutdown_trigger=stop.wait, mode="asgi")  # type: ignore[arg-type]
                 await anyio.lowlevel.checkpoint()  # the last connections' callbacks
             group.cancel_scope.cancel()
@@ -121,7 +100,7 @@ async def _last_resort(stop: anyio.Event, graceful_timeout_s: float, scope: anyi
 
 
 @contextmanager
-def _broken_connections_are_no_faults() -> Iterator[None]:
+def _broken_connections_are_no_faults(app: FrontendApp) -> Iterator[None]:
     """Keeps connections that the kernel gave up, and handshakes that failed, out of the log of unhandled errors.
 
     Hypercorn lets them pass, so they would end as a traceback each in the event loop's exception handler.
@@ -133,7 +112,7 @@ def _broken_connections_are_no_faults() -> Iterator[None]:
         error = context.get("exception")
         was_cut = isinstance(error, asyncio.CancelledError)  # by hypercorn, at the end of its grace time
         if was_cut or ("transport" in context and error is not None and _is_broken_connection(error)):
-            _log.debug("connection broke", reason=str(error))
+            app.log.debug("connection broke", reason=str(error))
         elif previous is not None:
             previous(loop, context)
         else:

@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 import anyio.abc
 
+from busllm.actors.actor import Actor
 from busllm.requests.owner import RequestOwner
 from busllm.requests.owner_behaviour import OwnerBehaviour
 from busllm.stages.frontend.app import build_app
@@ -46,6 +47,11 @@ class FrontendStage(OwnerBehaviour):
         """Refuses what is new, lets finish what runs, then closes the listener."""
         self._shutdown.set()
         await self._served.wait()
+
+    async def start(self, actor: Actor) -> None:
+        """See `Behaviour`."""
+        self._app.name_instance(actor.instance)
+        await super().start(actor)
 
     def statistics(self) -> dict[str, Any]:
         """See `Behaviour`."""

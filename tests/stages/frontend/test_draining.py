@@ -11,11 +11,12 @@ import pytest
 
 from busllm.requests.generation import GenerationRequest
 from busllm.stages.frontend.app import build_app
-from busllm.stages.frontend.server import bind, serve
+from busllm.stages.frontend.server import serve
 from busllm.stages.frontend.settings import HttpTimings
 from busllm.testing.fake_owner import FakeOwner, Step, word_delta
 from busllm.testing.frontend_server import FrontendServer, fake_settings, read_all, serving
 from busllm.testing.http_oracles import check_error
+from busllm.topology.address import Address, bind
 from tests.stages.frontend.test_leaving import pausing, raw_chat
 
 pytestmark = pytest.mark.anyio
@@ -125,7 +126,7 @@ async def test_after_the_end_nobody_is_accepted() -> None:
 
 async def test_cancelling_the_server_tells_its_clients_too() -> None:
     settings = fake_settings()
-    listener = bind("127.0.0.1", 0)
+    listener = bind(Address("127.0.0.1", 0))
     port = listener.getsockname()[1]
     app = build_app(FakeOwner(pausing(anyio.Event(), 1)), settings)
     stream = None
