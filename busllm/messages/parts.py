@@ -22,6 +22,8 @@ from busllm.errors import MalformedMessage
 _ENVELOPE_BYTES = 512  # more than the Part's own fields and the subject line need
 MAX_PARTS = 4096
 MAX_OPEN_BYTES = 256 * 1024 * 1024
+MAX_OPEN_MESSAGES = 256
+MAX_OPEN_PARTS = 4 * MAX_PARTS
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, tag="part", gc=False):
@@ -44,7 +46,11 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def split(payload: bytes, max_payload_bytes: int) -> Iterator[bytes]:
-    """Yields payloads that the bus carries: the payload itself when it fits, else encoded `Part`s in order."""
+    """Yields payloads that the bus carries: the payload itself when it fits, else encoded `Part`s in order.
+
+    Raises:
+        MalformedMessage: before anything is yielded, when parts cannot carry it.
+    """
     if len(payload) <= max_payload_bytes:
         yield payload
         return
@@ -52,27 +58,47 @@ def split(payload: bytes, max_payload_bytes: int) -> Iterator[bytes]:
     if size <= 0:
         raise MalformedMessage(f"max_payload {max_payload_bytes} bytes is too small for any part of a message.")
     count = -(-len(payload) // size)
+    if count > MAX_PARTS:
+        raise MalformedMessage(
+            f"{len(payload)} bytes are {count} parts at a max_payload of {max_payload_bytes} bytes; {MAX_PARTS} may be."
+        )
     key = secrets.token_hex(8)
     for number in range(count):
         yield _encoder.encode(Part(key, number, count, payload[number * size : (number + 1) * size]))
 
 
 class Joiner:
-    """Joins parts; holds at most `max_open_bytes` of unfinished messages (the oldest goes first)."""
+    """Joins parts. What it holds of unfinished messages is bounded: beyond that goes the one that was silent longest.
 
-    def __init__(self, max_open_bytes: int = MAX_OPEN_BYTES) -> None:
+    Args:
+        max_open_bytes: of all of them together.
+        max_open_messages: how many may be unfinished.
+        max_open_parts: of all of them together; small ones take more room than their bytes.
+    """
+
+    def __init__(
+        self,
+        max_open_bytes: int = MAX_OPEN_BYTES,
+        max_open_messages: int = MAX_OPEN_MESSAGES,
+        max_open_parts: int = MAX_OPEN_PARTS,
+    ) -> None:
         self._max_open_bytes = max_open_bytes
-        self._open: OrderedDict[str, list[bytes]] = OrderedDict()
+        self._max_open_messages = max_open_messages
+        self._max_open_parts = max_open_parts
+        self._open: OrderedDict[str, list[bytes]] = OrderedDict()  # the one that was silent longest comes first
         self._open_bytes = 0
+        self._open_parts = 0
 
     def add(self, part: Part) -> bytes | None:
         """Takes a part; returns the whole payload with the last one, else None.
 
         Raises:
-            MalformedMessage: impossible numbers.
+            MalformedMessage: impossible numbers, or no bytes.
         """
         if not 0 <= part.number < part.count <= MAX_PARTS:
             raise MalformedMessage(f"Part {part.number} of {part.count} is impossible.")
+        if not part.data:
+            raise MalformedMessage(f"Part {part.number} of {part.count} is empty.")
         pieces = self._open.get(part.key)
         if pieces is None:
             if part.number:
@@ -82,14 +108,24 @@ class Joiner:
             self._forget(part.key)
             return None
         pieces.append(part.data)
+        self._open.move_to_end(part.key)
         self._open_bytes += len(part.data)
+        self._open_parts += 1
         if len(pieces) == part.count:
             self._forget(part.key)
             return b"".join(pieces)
-        while self._open_bytes > self._max_open_bytes:
+        while self._is_over_a_bound():
             self._forget(next(iter(self._open)))
         return None
+
+    def _is_over_a_bound(self) -> bool:
+        return (
+            self._open_bytes > self._max_open_bytes
+            or self._open_parts > self._max_open_parts
+            or len(self._open) > self._max_open_messages
+        )
 
     def _forget(self, key: str) -> None:
         pieces = self._open.pop(key)
         self._open_bytes -= sum(map(len, pieces))
+        self._open_parts -= len(pieces)

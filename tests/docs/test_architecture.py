@@ -24,7 +24,7 @@ from busllm.topology.supervise import SupervisionTimings
 from tests.docs.pages import code, read, sections, table
 
 BOUNDED = (QueueBounds, Timings, RetryTimings, HttpTimings, SupervisionTimings, RestartTimings)
-NO_BOUNDS = {"sampling.MAX_SEED"}  # the range of a number
+NO_BOUNDS = {"messages.codec.MAX_NUMBER", "sampling.MAX_SEED"}  # ranges of numbers
 PLACES = ("actors", "bus", "client", "messages", "requests", "sampling", "stages", "telemetry")
 
 

@@ -74,8 +74,40 @@ def test_unfinished_messages_are_bounded_and_the_oldest_goes_first() -> None:
     assert joined(joiner, [new[-1]]) == [PAYLOAD[::-1]]
 
 
+def test_beginnings_without_an_end_do_not_add_up() -> None:
+    joiner, (first, second, *rest) = Joiner(max_open_messages=3), parts_of(PAYLOAD)
+    assert joiner.add(first) is None
+    for number in range(2):
+        joiner.add(Part(f"begun-{number}", 0, 2, b"x"))
+    assert joiner.add(second) is None, "it is not the one that was silent longest"
+    joiner.add(Part("begun-2", 0, 2, b"x"))
+    assert joiner.add(Part("begun-0", 1, 2, b"y")) is None, "forgotten"
+    assert joiner.add(Part("begun-1", 1, 2, b"y")) == b"xy"
+    assert joined(joiner, rest) == [PAYLOAD]
+
+
+def test_many_small_parts_are_bounded_by_their_number() -> None:
+    joiner = Joiner(max_open_parts=4)
+    for key in ("old", "new"):
+        for number in range(2):
+            joiner.add(Part(key, number, 3, b"x"))
+    joiner.add(Part("newest", 0, 2, b"x"))
+    assert joiner.add(Part("old", 2, 3, b"x")) is None, "forgotten"
+    assert joiner.add(Part("new", 2, 3, b"x")) == b"xxx"
+
+
+def test_an_empty_part_is_malformed() -> None:
+    with pytest.raises(MalformedMessage, match="empty"):
+        Joiner().add(Part("key", 0, 2, b""))
+
+
+def test_a_payload_of_too_many_parts_is_refused_before_the_first_is_sent() -> None:
+    with pytest.raises(MalformedMessage, match="4097 parts"):
+        next(split(b"x" * (MAX_PARTS + 1), 513))
+
+
 def test_finished_messages_take_no_room() -> None:
-    joiner = Joiner(max_open_bytes=len(PAYLOAD))
+    joiner = Joiner(max_open_bytes=len(PAYLOAD), max_open_messages=1, max_open_parts=5)
     for _ in range(100):
         assert joined(joiner, parts_of(PAYLOAD)) == [PAYLOAD]
 
