@@ -11,19 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-import torch
-
-from busllm.engine.batch import SlotPages, make_batch
 from busllm.engine.cpu import packed_file
-from busllm.engine.cpu.attention import BLOCK
-from busllm.engine.cpu.cpu_attention import CpuAttention
 from busllm.engine.cpu.cpu_decoder import CpuDecoder
+from busllm.engine.cpu.one_sequence import logits_of
 from busllm.engine.cpu.packed_model import PackedModel, Packer, Quantization, TensorSource
-from busllm.engine.kv_cache import KVShape
 from busllm.engine.models.config import ModelConfig
-from busllm.engine.models.protocol import attention_config
-from busllm.plan import PagesAssigned, PlanRow, StepPlan
 from busllm.telemetry.logging import get_logger
 
 WORTH_KEEPING_BYTES = 16 * 2**20  # less is packed faster than it would be found
@@ -68,7 +60,7 @@ def load_decoder(config: ModelConfig, checkpoint: Checkpoint, quantization: Quan
         ModelError: the tensors do not match the configuration, or cannot be decoded.
     """
     decoder = CpuDecoder(config, packed_weights(config, checkpoint, quantization))
-    run_one_token(decoder)
+    logits_of(decoder, [0])  # loads compiled code, or makes it
     return decoder
 
 
@@ -90,26 +82,3 @@ def packed_weights(config: ModelConfig, checkpoint: Checkpoint, quantization: Qu
         get_logger("busllm.cpu").warning("packed_weights_not_kept", path=str(path), reason=str(error))
         return packed
     return packed_file.load(path) or packed
-
-
-def run_one_token(decoder: CpuDecoder) -> None:
-    """Computes one token, so that compiled code is loaded (or made) before the first request."""
-    shape = decoder.config.attention_shape
-    kv = KVShape(
-        num_layers=shape.num_layers,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        num_pages=1,
-        page_tokens=BLOCK,
-        dtype=torch.bfloat16,
-        device=torch.device("cpu"),
-    )
-    attention = CpuAttention(attention_config(shape, kv))
-    tables = SlotPages(max_running=1, max_context_tokens=BLOCK, num_pages=1, page_tokens=BLOCK)
-    tables.assign(PagesAssigned(0, 0, (0,)))
-    row = PlanRow(slot=0, start=0, num_tokens=1, token_ids=bytes(4), from_step=None, samples=True)
-    batch = make_batch(StepPlan(number=0, rows=(row,), num_decode_rows=0), tables)
-    attention.prepare(batch)
-    positions, slots = torch.from_numpy(batch.positions), torch.from_numpy(batch.cache_slots)
-    token_ids = torch.from_numpy(np.zeros(1, dtype=np.int64))
-    decoder.logits(decoder.hidden_states(token_ids, positions, slots, attention))
