@@ -13,7 +13,15 @@ import msgspec
 
 from busllm.actors.behaviour import Behaviour
 from busllm.bus.protocol import Message
-from busllm.errors import BusError, BusllmError, EngineError, InvalidRequest, PayloadTooLarge, Superseded
+from busllm.errors import (
+    AnswerTooLarge,
+    BusError,
+    BusllmError,
+    EngineError,
+    InvalidRequest,
+    PayloadTooLarge,
+    Superseded,
+)
 from busllm.messages.codec import encode_json
 from busllm.messages.control import error_answer
 from busllm.telemetry.trace import TraceRecorder
@@ -67,7 +75,8 @@ def send_answer(actor: Actor, reply: str | None, answer: bytes) -> None:
         try:
             actor.connection.publish(reply, answer)
         except PayloadTooLarge as error:
-            actor.connection.publish(reply, error_answer(error))
+            too_large = AnswerTooLarge(error.payload_bytes, error.max_payload_bytes)
+            actor.connection.publish(reply, error_answer(too_large))
     except BusError as error:
         actor.log.warning("not_answered", reply=reply, reason=error.message)
 

@@ -21,6 +21,7 @@ from busllm.errors.availability import (
     Unavailable,
 )
 from busllm.errors.bus import (
+    AnswerTooLarge,
     BadSubject,
     BusCongested,
     BusDown,
@@ -62,6 +63,7 @@ __all__ = [
     "Aborted",
     "AddressUnavailable",
     "AlreadyRunning",
+    "AnswerTooLarge",
     "BadSubject",
     "BodyTooLarge",
     "BusCongested",

@@ -47,6 +47,22 @@ class PayloadTooLarge(BusError):
         self.subject = subject
 
 
+class AnswerTooLarge(BusError):
+    """The answer to a question is larger than the bus carries in one message; this error came in its place."""
+
+    code = "answer_too_large"
+    status = 413
+    type = "invalid_request_error"
+
+    def __init__(self, answer_bytes: int, max_payload_bytes: int) -> None:
+        super().__init__(
+            f"The answer has {answer_bytes} bytes, and the bus carries {max_payload_bytes} bytes in one message. "
+            "Ask for less at once."
+        )
+        self.answer_bytes = answer_bytes
+        self.max_payload_bytes = max_payload_bytes
+
+
 class BadSubject(BusError):
     """A subject has an empty token, white space, or a wildcard where none is allowed."""
 

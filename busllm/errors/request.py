@@ -81,7 +81,7 @@ class Unauthorized(RequestError):
 
 
 class BodyTooLarge(RequestError):
-    """The HTTP body is larger than `frontend.max_body_bytes`, or the request than the bus can carry."""
+    """The HTTP body is larger than `frontend.max_body_bytes`."""
 
     code = "request_too_large"
     status = 413

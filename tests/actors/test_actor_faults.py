@@ -105,9 +105,9 @@ async def test_an_answer_that_the_bus_does_not_carry_becomes_an_error_with_the_n
     assert len(await asker.ask("echo", b"x" * 4096)) == 4096
     for number in range(100):
         behaviour.actor.trace.record("u" * 20, "delta", number=number)
-    with pytest.raises(RemoteError, match="over the bus limit of 4096 bytes") as answered:
+    with pytest.raises(RemoteError, match="the bus carries 4096 bytes") as answered:
         await asker.ask("traces")
-    assert (answered.value.status, answered.value.code) == (413, "request_too_large")
+    assert (answered.value.status, answered.value.code) == (413, "answer_too_large")
 
 
 async def test_a_reply_subject_that_is_none_harms_nobody(asker: Asker, behaviour: Recording) -> None:

@@ -1,14 +1,14 @@
 """Errors as HTTP answers and as events: one envelope everywhere, the shape that OpenAI's clients read.
 
 Owns: `{"error": {"message", "type", "param", "code"}}` and the headers that belong to a status.
-Does not know: which errors there are (`busllm/errors.py`).
+Does not know: which errors there are (`busllm/errors/`).
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from busllm.errors import BodyTooLarge, BusllmError, MethodNotAllowed, PayloadTooLarge, Unauthorized, Unavailable
+from busllm.errors import BusllmError, MethodNotAllowed, PayloadTooLarge, RequestError, Unauthorized, Unavailable
 from busllm.stages.frontend.http import Header, Response
 
 
@@ -36,9 +36,12 @@ class ErrorEnvelope(msgspec.Struct, frozen=True):
 
 def envelope(error: BusllmError) -> ErrorEnvelope:
     """The error as clients see it: the same finding, without names of the bus."""
+    message, type_ = error.message, error.type
     if isinstance(error, PayloadTooLarge):
-        error = BodyTooLarge(error.payload_bytes, error.max_payload_bytes)
-    return ErrorEnvelope(ErrorDetail(_encodable(error.message), error.type, error.param, error.code))
+        seen, limit = error.payload_bytes, error.max_payload_bytes
+        message = f"The request makes a message of {seen} bytes, and the bus carries {limit} bytes in one. Send less."
+        type_ = RequestError.type
+    return ErrorEnvelope(ErrorDetail(_encodable(message), type_, error.param, error.code))
 
 
 def error_response(error: BusllmError) -> Response:
