@@ -190,7 +190,8 @@ async def test_a_live_older_instance_of_its_place_ends_it(clock: ManualClock) ->
         async with listening(bus, SUBJECTS.discover()) as first, anyio.create_task_group() as tasks:
             tasks.start_soon(make_actor(behaviour, bus, clock).run)
             await first.receive()
-            first.publish(SUBJECTS.stage("tokenizer", "x"), encode_json(older("tokenizer-0-aaaaaaaa")))
+            for _ in range(2):  # one that lives says it again
+                first.publish(SUBJECTS.stage("tokenizer", "x"), encode_json(older("tokenizer-0-aaaaaaaa")))
     superseded = raised.value.split(Superseded)[0]
     assert superseded is not None
     assert not behaviour.numbers
@@ -202,8 +203,9 @@ async def test_a_live_older_instance_of_its_place_ends_it(clock: ManualClock) ->
         older("tokenizer-1-aaaaaaaa", index=1),
         older("tokenizer-0-aaaaaaaa", state=StageState.GONE),
         Announcement("tokenizer", 0, "tokenizer-0-zzzzzzzz", "e", 9, StageState.READY, started_at=EPOCH_S + 100.0),
+        older("tokenizer-0-aaaaaaaa"),
     ],
-    ids=["of another index", "gone", "younger"],
+    ids=["of another index", "gone", "younger", "older, but said only once"],
 )
 async def test_other_instances_do_not_end_it(clock: ManualClock, other: Announcement) -> None:
     bus, behaviour = MemoryBus(), Recording()
