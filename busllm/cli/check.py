@@ -18,7 +18,7 @@ from busllm.bus.nats_options import public_url
 from busllm.cli.arguments import add_topology_argument
 from busllm.errors import ConfigError, ModelError
 from busllm.model_store.aliases import ALIASES
-from busllm.model_store.resolve import is_hub_id, resolve
+from busllm.model_store.resolve import resolve
 from busllm.registry import plugin_names
 from busllm.topology.config import Topology, topology_hash
 from busllm.topology.local_files import check_local_files
