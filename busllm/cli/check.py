@@ -18,7 +18,7 @@ from busllm.bus.nats_options import public_url
 from busllm.cli.arguments import add_topology_argument
 from busllm.errors import ConfigError, ModelError
 from busllm.model_store.aliases import ALIASES
-from busllm.model_store.resolve import resolve
+from busllm.model_store.resolve import is_hub_id, resolve
 from busllm.registry import plugin_names
 from busllm.topology.config import Topology, topology_hash
 from busllm.topology.local_files import check_local_files
@@ -93,7 +93,7 @@ def _model(topology: Topology) -> tuple[AttentionShape | None, str]:
     try:
         files = resolve(source)
     except ModelError as error:
-        if source in ALIASES or (source.count("/") == 1 and not source.startswith(("/", "."))):
+        if source in ALIASES or is_hub_id(source):
             return None, f"{source}, not on this host: {error.message}"  # it can be fetched
         raise ConfigError(error.message, key="model.source") from error
     return attention_shape(files), source if files.is_null else f"{source}, {files.gguf or files.directory}"
