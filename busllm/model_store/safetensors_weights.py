@@ -90,17 +90,8 @@ def iter_safetensors(paths: Sequence[Path]) -> Iterator[tuple[str, SafetensorsWe
         yield from _iter_file(path)
 
 
-def read_header(path: Path) -> dict[str, Any]:
-    """The header of one file: name → {"dtype", "shape", "data_offsets"}; offsets count from the end of the header.
-
-    Raises:
-        ModelError: not a safetensors file.
-    """
-    header, _ = _read_header(path)
-    return header
-
-
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header of one file, name → {"dtype", "shape", "data_offsets"}, and its end, from which offsets count."""
     try:
         with path.open("rb") as file:
             num_bytes = int.from_bytes(file.read(8), "little")

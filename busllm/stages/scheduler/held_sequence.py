@@ -12,8 +12,7 @@ from busllm.messages.codec import unpack_ids
 from busllm.messages.to_detokenizer import SequenceOpened
 from busllm.messages.to_scheduler import ChoiceStart, Generate
 from busllm.sampling import choice_seed
-
-PROMPT_TAIL_TOKENS = 16
+from busllm.text.decoder import NUM_PROMPT_TAIL_IDS
 
 
 class HeldSequence:
@@ -82,7 +81,7 @@ class HeldSequence:
             choice=start.choice,
             attempt=generate.attempt,
             frontend=generate.frontend,
-            prompt_tail=generate.prompt_ids[-4 * PROMPT_TAIL_TOKENS :],
+            prompt_tail=generate.prompt_ids[-4 * NUM_PROMPT_TAIL_IDS :],
             output_ids=start.output_ids,
             delivered_chars=start.delivered_chars,
             stop=generate.params.stop,
