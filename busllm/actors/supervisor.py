@@ -2,7 +2,7 @@
 
 Owns: restarting a stateless actor in place, with backoff and a limit; ending the process when an actor that holds an
 engine fails, or when another instance supersedes one.
-Does not know: stages; processes (`topology/processes.py` restarts those).
+Does not know: stages; processes (`topology/supervise.py` restarts those).
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ Next on the path: `bus/memory.py` and `bus/nats.py`, which hand every message un
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import assert_never
 
 import anyio
 
@@ -77,12 +78,15 @@ class Inbox:
                 await waiter.arrived.wait()
         finally:
             del self._waiters[reply]
-        match waiter.outcome:
+        outcome = waiter.outcome
+        match outcome:
             case None:
                 raise ReplyTimeout(f"no reply to a request on {subject!r} within {timeout_s:g} s.")
             case BusDown() as lost:
                 raise lost
             case Message(no_responders=True):
                 raise NoResponders(f"nobody listens to {subject!r}.")
-            case Message() as message:
-                return message.payload
+            case Message():
+                return outcome.payload
+            case _:
+                assert_never(outcome)

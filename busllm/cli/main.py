@@ -4,8 +4,8 @@ Owns: finding the command, exit statuses, the warning about misspelt environment
 Does not know: what commands do; the one that is named is imported, no other.
 Next on the path: the command's own file.
 
-To add a command: write `cli/NAME.py` with `add_arguments(parser)` and `execute(arguments) -> int`, and a line in
-`COMMANDS`.
+To add a command: write a file of its name in `cli/` with `add_arguments(parser)` and `execute(arguments) -> int`, and a
+line in `COMMANDS`.
 """
 
 from __future__ import annotations

@@ -40,13 +40,12 @@ def execute(arguments: argparse.Namespace) -> int:
 
     Times are each stage's own, counted from when it took the request.
     """
-    match arguments.uid, arguments.follow:
-        case uid, True:
-            return run_with_client(arguments, lambda client: follow(client, uid, arguments.json))
-        case None, False:
-            return run_with_client(arguments, lambda client: show_latest(client, arguments.last, arguments.json))
-        case uid, _:
-            return run_with_client(arguments, lambda client: show_one(client, uid, arguments.json))
+    uid, as_json = arguments.uid, arguments.json
+    if arguments.follow:
+        return run_with_client(arguments, lambda client: follow(client, uid, as_json))
+    if uid is None:
+        return run_with_client(arguments, lambda client: show_latest(client, arguments.last, as_json))
+    return run_with_client(arguments, lambda client: show_one(client, uid, as_json))
 
 
 def _count(text: str) -> int:

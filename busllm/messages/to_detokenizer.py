@@ -1,7 +1,7 @@
 """What a detokenizer receives: `detokenize.<detokenizer>`, one batch per step and scheduler.
 
 Owns: the columnar `StepTokens` and `SequenceOpened`, which gives a sequence a small number (handle) for its rows.
-Next on the path: `stages/detokenizer.py`, then `messages/to_frontend.py`.
+Next on the path: `stages/detokenizer/stage.py`, then `messages/to_frontend.py`.
 """
 
 from __future__ import annotations

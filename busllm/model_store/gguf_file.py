@@ -2,7 +2,7 @@
 
 Owns: the binary format (the specification is ggml's docs/gguf.md, versions 2 and 3, little-endian). The header is
 parsed here rather than by `gguf.GGUFReader`, which takes two seconds for a vocabulary of 49,152; this takes a tenth.
-Does not know: what a tensor or a metadata key means (`gguf_names.py`, `gguf_config.py`, `gguf_tokenizer.py`).
+Does not know: what a tensor or a metadata key means (`gguf_weights.py`, `gguf_config.py`, `gguf_tokenizer.py`).
 Next on the path: `gguf_weights.py`.
 """
 

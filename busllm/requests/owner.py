@@ -2,7 +2,7 @@
 
 Owns: the table of live requests; what replies mean for them; what news of peers and of the bus mean for them.
 Does not know: HTTP. A frontend and `busllm.Client` are behaviours around an owner.
-Next on the path: `stages/tokenizer.py`; back from `stages/detokenizer.py`.
+Next on the path: `stages/tokenizer.py`; back from `stages/detokenizer/stage.py`.
 
 The client sees exactly one end per request: the owner takes the first terminal of the current attempt, ignores
 everything else, and makes one itself when nobody can.

@@ -88,6 +88,8 @@ class Replies:
                     choice.heard(live.heard_at)
             case "detokenizer":
                 live.detokenizer = taken.instance
+            case _:
+                pass  # a kind of stage that this version does not know
 
     def _take_tokenized(self, tokenized: Tokenized) -> None:
         live = self._current(tokenized.uid, tokenized.attempt)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
@@ -116,6 +116,8 @@ class StageBuilder:
                 return self._rank(stage) if stage.rank else self._scheduler(stage)
             case "frontend":
                 raise AssertionError("a frontend has sockets; see `frontend`")
+            case _:
+                assert_never(stage.kind)
 
     def _scheduler(self, stage: StageId) -> Behaviour:
         from busllm.stages.scheduler.build_engine import build_engine

@@ -11,7 +11,7 @@ A plug-in's test module has a fixture `harness` that yields a `BusHarness`, and 
     class TestGuarantees(BusConformance): ...
     class TestGuaranteesUnderFaults(BusFaultConformance): ...
 
-Its `conftest.py` says `pytest.register_assert_rewrite("busllm.testing")`, so that a failure shows the values.
+Its conftest.py says `pytest.register_assert_rewrite("busllm.testing")`, so that a failure shows the values.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Its tokenizer is the simplest there is: a token is a byte.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 import anyio
 import anyio.lowlevel
@@ -91,7 +91,8 @@ class FakeOwner:
                 return {"token_ids": list(text.encode())}
             case "tokenizer", "detokenize":
                 return {"text": bytes(question["token_ids"]).decode("utf-8", "replace")}
-        raise InvalidRequest(f"nobody answers {verb} for {kind}")
+            case _:
+                raise InvalidRequest(f"nobody answers {verb} for {kind}")
 
     def peers(self) -> list[Announcement]:
         """What the test said."""
@@ -225,6 +226,8 @@ def prompt_bytes(prompt: Prompt) -> bytes:
             return bytes(token_id & 255 for token_id in unpack_ids(packed))
         case ChatPrompt(messages):
             return _chat_text(messages).encode()
+        case _:
+            assert_never(prompt)
 
 
 def _prompt_logprobs(request: GenerationRequest, choice: int) -> tuple[TokenText, ...] | None:

@@ -94,6 +94,8 @@ def _convert_form(value: Any, declared: inspect.Type, path: KeyPath, root: inspe
         case inspect.StrType():
             if len(value) < (declared.min_length or 0):
                 raise Mistake(path, "is empty.")
+        case _:
+            pass  # the others have no bounds
     return value
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -12,6 +14,9 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "busllm"
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 50  # without the docstring
+MAX_CONSTRUCTOR_ARGUMENTS = 8  # more go into a frozen config
+MAX_ANCESTORS = 2  # of our own; the root of the error tree stands above its groups and is not counted
+ROOT_OF_ERRORS = "BusllmError"
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "base", "manager", "misc"}
 ASYNCIO_IS_NEEDED_IN = {
     "bus/nats.py",  # nats-py is made for asyncio
@@ -104,6 +109,79 @@ def test_public_names_have_docstrings(path: Path) -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_nobody_changes_module_state(path: Path) -> None:
     assert not [node.lineno for node in ast.walk(tree_of(path)) if isinstance(node, ast.Global)]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_files_that_a_docstring_names_exist(path: Path) -> None:
+    named = re.findall(r"`([\w./]+(?:\.py|/))`", ast.get_docstring(tree_of(path)) or "")
+    assert not [name for name in named if not exists(name, path)]
+
+
+def exists(name: str, named_in: Path) -> bool:
+    """Whether a path exists, as seen from where it is named or from any folder around it."""
+    return any((folder / name).exists() for folder in named_in.parents if folder.is_relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_a_match_says_what_happens_in_all_other_cases(path: Path) -> None:
+    """On a union or an enum that is `assert_never`, so that the type checker finds a new member."""
+    matches = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Match)]
+    assert not [match.lineno for match in matches if not takes_anything(match.cases[-1])]
+
+
+def takes_anything(case: ast.match_case) -> bool:
+    """Whether the pattern is `_`, or a name for it."""
+    pattern = case.pattern
+    while isinstance(pattern, ast.MatchAs) and pattern.pattern is not None:
+        pattern = pattern.pattern
+    return isinstance(pattern, ast.MatchAs) and case.guard is None
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_constructors_have_few_arguments(path: Path) -> None:
+    constructors = [node for node in ast.walk(tree_of(path)) if is_constructor(node)]
+    assert not [node.lineno for node in constructors if num_arguments(node) - 1 > MAX_CONSTRUCTOR_ARGUMENTS]
+
+
+def is_constructor(node: ast.AST) -> TypeGuard[ast.FunctionDef]:
+    return isinstance(node, ast.FunctionDef) and node.name == "__init__"
+
+
+def num_arguments(function: ast.FunctionDef) -> int:
+    arguments = function.args
+    return len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs)
+
+
+def bases_of_all_classes() -> dict[str, dict[str, list[str]]]:
+    """File → class → names of its bases."""
+    return {
+        name_of(path): {
+            node.name: [base.id for base in node.bases if isinstance(base, ast.Name)]
+            for node in ast.walk(tree_of(path))
+            if isinstance(node, ast.ClassDef)
+        }
+        for path in SOURCES
+    }
+
+
+def test_classes_have_few_ancestors() -> None:
+    """Names stand for classes: that of the same file, or else any of the package."""
+    by_file = bases_of_all_classes()
+    anywhere = {name: bases for classes in by_file.values() for name, bases in classes.items()}
+
+    def num_ancestors(name: str, classes: dict[str, list[str]]) -> int:
+        own = [
+            base for base in classes.get(name, anywhere.get(name, [])) if base in anywhere and base != ROOT_OF_ERRORS
+        ]
+        return max((1 + num_ancestors(base, classes) for base in own if base != name), default=0)
+
+    deep = {
+        f"{file} {name}": number
+        for file, classes in by_file.items()
+        for name in classes
+        if (number := num_ancestors(name, classes)) > MAX_ANCESTORS
+    }
+    assert not deep
 
 
 def test_asyncio_appears_only_where_a_library_needs_it() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -94,6 +94,8 @@ def quantise(weights: Floats, kind: Format) -> Blocks:
             scales = ((most - minimums) / np.float32(15)).astype(np.float16).astype(np.float32)
             codes = _rounded(grouped, scales, minimums, 0, 15).astype(np.uint8)
             return Blocks(kind, codes, scales, minimums)
+        case _:
+            assert_never(kind)
 
 
 def _rounded(grouped: Floats, scales: Floats, minimums: Floats, low: int, high: int) -> Floats:

@@ -11,6 +11,7 @@ import os
 import platform
 from collections.abc import Mapping
 from enum import Enum
+from typing import assert_never
 
 import llvmlite.binding as llvm
 import msgspec
@@ -55,6 +56,8 @@ class Instructions(msgspec.Struct, frozen=True):
                 return 256
             case ShortDot.NEON:
                 return 128
+            case _:
+                assert_never(self.short_dot)
 
     @property
     def label(self) -> str:

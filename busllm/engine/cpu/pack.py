@@ -8,7 +8,7 @@ Next on the path: `packed_model.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,8 @@ def group_bytes(kind: Format) -> int:
             return 8 * 64 + 64
         case Format.BFLOAT16:
             return 16 * 64
+        case _:
+            assert_never(kind)
 
 
 def pack(parts: Sequence[Blocks], unit: int = VECTOR) -> Bytes:
@@ -74,6 +76,8 @@ def pack(parts: Sequence[Blocks], unit: int = VECTOR) -> Bytes:
             out[..., 512:576] = scales.view(np.uint8)
         case Format.BFLOAT16:
             out[...] = _interleaved(values, GROUP // 2, 2)
+        case _:
+            assert_never(kind)
     return out
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -140,6 +140,8 @@ class Packer:
                 return Format.INT8
             case "int4":
                 return Format.INT8 if name in (EMBEDDING, HEAD) else Format.INT4
+            case _:
+                assert_never(self._quantization)
 
     def _bias(self, part: str, size: int, has_bias: bool, unit: int) -> npt.NDArray[np.float32]:
         out = np.zeros(padded(size, unit), np.float32)

@@ -10,7 +10,7 @@ Next on the path: `tiles.py` (products of matrices), `lanes.py` (the same for co
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, assert_never
 
 import llvmlite.ir as ir
 from numba.core import cgutils
@@ -153,6 +153,8 @@ def dot_shorts(b: Builder, total: Value, x: Value, y: Value) -> Value:
             for half in (_lower_shorts, _upper_shorts):
                 total = b.add(total, b.mul(half(b, x), half(b, y)))
             return total
+        case _:
+            assert_never(INSTRUCTIONS.short_dot)
 
 
 def dot_pairs(b: Builder, total: Value, x: Value, y: Value) -> Value:

@@ -8,6 +8,7 @@ Next on the path: `generation.py`, which submits it and answers.
 from __future__ import annotations
 
 import time
+from typing import assert_never
 
 from busllm.errors import InvalidRequest
 from busllm.messages.codec import unpack_ids
@@ -109,6 +110,8 @@ async def _echo(services: Services, prompt: Prompt, skip_special_tokens: bool) -
             return str(answer["text"])
         case ChatPrompt():
             raise AssertionError("completions have no chat prompts")
+        case _:
+            assert_never(prompt)
 
 
 def _choice(gathered: Gathered, echo: str, num_top: int | None) -> CompletionChoice:
