@@ -105,14 +105,15 @@ async def test_with_two_of_a_kind_the_other_takes_over(world: World, fault: str)
     assert reader.texts == {prompt: undisturbed(prompt) for prompt in prompts}
 
 
-async def test_requests_sent_while_a_stage_is_dead_end_with_its_name(world: World) -> None:
+@pytest.mark.parametrize("kind", ["tokenizer", "scheduler", "detokenizer"])
+async def test_requests_sent_while_a_stage_is_dead_end_with_its_name(world: World, kind: str) -> None:
     with anyio.fail_after(PATIENCE_S):
         async with world.stack() as stack:
-            await stack.kill("scheduler:0")
+            await stack.kill(f"{kind}:0")
             with pytest.raises(BusllmError) as raised:
                 await stack.generate("hello")
     assert raised.value.status == 503
-    assert "scheduler" in raised.value.message
+    assert kind in raised.value.message
 
 
 async def test_a_bus_that_is_away_for_good_ends_requests_with_bus_unavailable(world: World) -> None:
