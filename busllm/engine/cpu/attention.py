@@ -13,7 +13,7 @@ query has the same bits in a prompt chunk and in a decode step, alone and beside
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit, prange
@@ -34,6 +34,35 @@ _LOWEST = np.float32(-1e30)
 _IS_WIDE = INSTRUCTIONS.vector_bits == 512
 _ROWS = (6, 3, 1) if _IS_WIDE else (3, 2, 1)
 _COLUMNS = 4 if _IS_WIDE else 1
+
+
+class _Piece(NamedTuple):
+    """One piece: addresses of its memory, and sizes.
+
+    Attributes:
+        queries: bfloat16 (rows, head_dim); row r is at position first_position + r // num_heads.
+        scores: float32 (rows, 64). weights: bfloat16 (rows, 64).
+        sums: float32 (rows, padded head_dim), zero at first, then the result.
+    """
+
+    queries: int
+    scores: int
+    weights: int
+    sums: int
+    rows: int
+    num_heads: int
+    first_position: int
+    window: int
+
+
+class _Pages(NamedTuple):
+    """Where the keys and values of one sequence and KV head are: addresses in page 0, bytes from page to page."""
+
+    keys: int
+    values: int
+    key_page_bytes: int
+    value_page_bytes: int
+    blocks_per_page: int
 
 
 def _score_rows(rows: int) -> Any:
@@ -58,7 +87,7 @@ def _add_rows(rows: int) -> Any:
 
     @njit(nogil=True)
     def add(weights, width, out, values):
-        v0, v1, v2, v3 = values[0], values[1], values[2], values[3]
+        v0, v1, v2, v3 = values
         column, bytes_each = 0, width * 4
         while column < width:
             o, c = out + column * 4, column * 4
@@ -95,67 +124,105 @@ def attend(queries, keys, values, batch, window, heads, out):
 
 @njit(nogil=True)
 def _attend_item(item, queries, keys, values, batch, window, heads, out):
-    """Gathers one piece's queries, attends, scatters the result."""
-    sequence, kv_head, first_head, num_heads, first_token, num_tokens = batch.items[item]
-    dim, rows = heads.head_dim, num_heads * num_tokens
-    gathered = np.empty((rows, dim), np.uint16)
-    for row in range(rows):
-        place = (first_head + row % num_heads) * dim
-        gathered[row] = queries[first_token + row // num_heads, place : place + dim]
-    weighted = np.zeros((rows, heads.padded_head_dim), np.float32)
-    where = (
-        keys[0, kv_head].ctypes.data,
-        values[0, kv_head].ctypes.data,
+    """Makes memory for one piece. It must outlive all use of its address, so the work is another function."""
+    sequence, kv_head, _, num_heads, first_token, num_tokens = batch.items[item]
+    rows = num_heads * num_tokens
+    scratch = np.empty(rows * (heads.head_dim // 2 + RUN + RUN // 2 + heads.padded_head_dim), np.float32)
+    states = np.empty((2, rows), np.float32)
+    where = _Pages(
+        keys.ctypes.data + kv_head * keys[0, 0].nbytes,
+        values.ctypes.data + kv_head * values[0, 0].nbytes,
         keys[0].nbytes,
         values[0].nbytes,
         heads.page_tokens // BLOCK,
     )
     pages = batch.pages[batch.page_starts[sequence] : batch.page_starts[sequence + 1]]
-    _attend_rows(gathered, batch.positions[first_token], num_heads, window, where, pages, weighted)
-    for row in range(rows):
-        place = (first_head + row % num_heads) * dim
-        out[first_token + row // num_heads, place : place + dim] = weighted[row, :dim]
+    place = (batch.positions[first_token], window)
+    _attend_in(scratch, states, batch.items[item], place, queries, where, pages, heads, out)
 
 
 @njit(nogil=True)
-def _attend_rows(queries, first_position, num_heads, window, where, pages, weighted):
-    """The sums of a piece; row r of `queries` is at position first_position + r // num_heads."""
-    rows, dim = queries.shape
-    stride = dim * 2
-    scores, weights = np.empty((rows, RUN), np.float32), np.empty((rows, RUN), np.uint16)
-    most, summed = np.full(rows, _LOWEST, np.float32), np.zeros(rows, np.float32)
-    width = weighted.shape[1]
-    last_position = first_position + (rows - 1) // num_heads
-    blocks = np.empty((2, _BLOCKS), np.int64)
-    for run in range(max(0, first_position - window + 1) // RUN, last_position // RUN + 1):
+def _attend_in(scratch, states, item, place, queries, where, pages, heads, out):
+    """Gathers a piece's queries, attends, scatters the result."""
+    _, _, first_head, num_heads, first_token, num_tokens = item
+    dim, width, rows = heads.head_dim, heads.padded_head_dim, num_heads * num_tokens
+    gathered = scratch.ctypes.data
+    scores = gathered + rows * dim * 2
+    weights = scores + rows * RUN * 4
+    sums = weights + rows * RUN * 2
+    query_row = queries.ctypes.data + first_token * queries.shape[1] * 2 + first_head * dim * 2
+    out_row = out.ctypes.data + first_token * out.shape[1] * 4 + first_head * dim * 4
+    # The heads of one token lie together, so a decode row needs no copies.
+    is_token, is_direct = num_tokens == 1, num_tokens == 1 and width == dim
+    if not is_token:
+        for row in range(rows):
+            source = query_row + row // num_heads * queries.shape[1] * 2 + row % num_heads * dim * 2
+            lanes.copy(gathered + row * dim * 2, source, dim * 2)
+    piece = _Piece(
+        query_row if is_token else gathered,
+        scores,
+        weights,
+        out_row if is_direct else sums,
+        rows,
+        num_heads,
+        place[0],
+        place[1],
+    )
+    _attend_piece(piece, where, pages, dim, width, states)
+    if not is_direct:
+        for row in range(rows):
+            to = out_row + row // num_heads * out.shape[1] * 4 + row % num_heads * dim * 4
+            lanes.copy(to, sums + row * width * 4, dim * 4)
+
+
+@njit(nogil=True)
+def _attend_piece(piece, where, pages, dim, width, states):
+    """The sums of a piece; states: float32 (2, rows), working memory."""
+    rows, stride, first = piece.rows, dim * 2, piece.first_position
+    _set(piece.sums, rows * width)
+    states[0], states[1] = _LOWEST, 0
+    last_run = (first + (rows - 1) // piece.num_heads) // RUN
+    for run in range(max(0, first - piece.window + 1) // RUN, last_run + 1):
         # Rows whose position lies before the run see nothing of it, nor of any later one.
-        skipped = max(0, run * RUN - first_position) * num_heads
-        _find_blocks(run, where, pages, width, dim, blocks)
-        _score(queries.ctypes.data + skipped * stride, stride, dim // 2, scores[skipped:], blocks[0])
+        skipped = max(0, run * RUN - first) * piece.num_heads
+        keys, values = _find_blocks(run, where, pages, width, dim)
+        scores, weights = piece.scores + skipped * RUN * 4, piece.weights + skipped * RUN * 2
+        _score(piece.queries + skipped * stride, stride, scores, rows - skipped, keys)
         for row in range(skipped, rows):
-            high = first_position + row // num_heads + 1 - run * RUN
-            limits = (np.int32(max(high - window, 0)), np.int32(min(high, RUN)))
-            _weigh(scores[row].ctypes.data, weights[row].ctypes.data, limits, most, summed, row, weighted[row])
-        _add_values(weights[skipped:], weighted[skipped:], blocks[1])
+            high = first + row // piece.num_heads + 1 - run * RUN
+            limits = (np.int32(max(high - piece.window, 0)), np.int32(min(high, RUN)))
+            at, to = piece.scores + row * RUN * 4, piece.weights + row * RUN * 2
+            _weigh(at, to, limits, states, row, piece.sums + row * width * 4, width)
+        _add_values(weights, piece.sums + skipped * width * 4, width, rows - skipped, values)
     for row in range(rows):
-        _scale(weighted[row], lanes.splat(_float(1.0) / summed[row]))
+        _scale(piece.sums + row * width * 4, width, lanes.splat(_float(1.0) / states[1, row]))
 
 
 @njit(nogil=True)
-def _find_blocks(run, where, pages, width, dim, blocks):
-    """Addresses of a run's keys and values; beyond the last page the first stands in, where everything is masked."""
-    keys, values, key_page_bytes, value_page_bytes, per_page = where
-    for index in range(_BLOCKS):
-        block = run * _BLOCKS + index
-        if block >= len(pages) * per_page:
-            block = 0
-        page, within = np.int64(pages[block // per_page]), block % per_page
-        blocks[0, index] = keys + page * key_page_bytes + within * (BLOCK * dim * 2)
-        blocks[1, index] = values + page * value_page_bytes + within * (BLOCK * width * 2)
+def _find_blocks(run, where, pages, width, dim):
+    """Addresses of a run's keys and values."""
+    block, each = run * _BLOCKS, where.blocks_per_page
+    k0, v0 = _find_block(block, where, pages, each, width, dim)
+    k1, v1 = _find_block(block + 1, where, pages, each, width, dim)
+    k2, v2 = _find_block(block + 2, where, pages, each, width, dim)
+    k3, v3 = _find_block(block + 3, where, pages, each, width, dim)
+    return (k0, k1, k2, k3), (v0, v1, v2, v3)
 
 
 @njit(nogil=True)
-def _weigh(scores, weights, limits, most, summed, row, weighted):
+def _find_block(block, where, pages, each, width, dim):
+    """Beyond the last page the first block stands in: there everything is masked."""
+    if block >= len(pages) * each:
+        block = 0
+    page, within = pages[block // each], block % each
+    return (
+        where.keys + page * where.key_page_bytes + within * (BLOCK * dim * 2),
+        where.values + page * where.value_page_bytes + within * (BLOCK * width * 2),
+    )
+
+
+@njit(nogil=True)
+def _weigh(scores, weights, limits, states, row, sums, width):
     """Turns a run of one row's scores into weights, and shrinks its sums where the maximum grows."""
     low, high = limits
     s0 = lanes.keep_between(lanes.load(scores), low, high)
@@ -163,33 +230,40 @@ def _weigh(scores, weights, limits, most, summed, row, weighted):
     s2 = lanes.keep_between(lanes.load(scores + 128), low - np.int32(32), high - np.int32(32))
     s3 = lanes.keep_between(lanes.load(scores + 192), low - np.int32(48), high - np.int32(48))
     top = lanes.largest(lanes.larger(lanes.larger(s0, s1), lanes.larger(s2, s3)))
-    if top > most[row]:
-        shrink = lanes.exponential(lanes.splat(most[row] - top))
-        most[row] = top
-        summed[row] *= lanes.largest(shrink)
-        _scale(weighted, shrink)
-    largest = lanes.splat(most[row])
+    if top > states[0, row]:
+        shrink = lanes.exponential(lanes.splat(states[0, row] - top))
+        states[0, row] = top
+        states[1, row] *= lanes.largest(shrink)
+        _scale(sums, width, shrink)
+    largest = lanes.splat(states[0, row])
     e0 = lanes.store_bfloat16(weights, lanes.exponential(lanes.subtract(s0, largest)))
     e1 = lanes.store_bfloat16(weights + 32, lanes.exponential(lanes.subtract(s1, largest)))
     e2 = lanes.store_bfloat16(weights + 64, lanes.exponential(lanes.subtract(s2, largest)))
     e3 = lanes.store_bfloat16(weights + 96, lanes.exponential(lanes.subtract(s3, largest)))
     # The rounded weights are summed, so that they add up to 1.
-    summed[row] += lanes.total(lanes.add(lanes.add(e0, e1), lanes.add(e2, e3)))
+    states[1, row] += lanes.total(lanes.add(lanes.add(e0, e1), lanes.add(e2, e3)))
 
 
 @njit(nogil=True)
-def _scale(row, factor):
-    address = row.ctypes.data
-    for place in range(0, len(row) * 4, VECTOR * 4):
-        lanes.store(address + place, lanes.multiply(lanes.load(address + place), factor))
+def _scale(row, width, factor):
+    for place in range(row, row + width * 4, VECTOR * 4):
+        lanes.store(place, lanes.multiply(lanes.load(place), factor))
 
 
 @njit(nogil=True)
-def _score(queries, stride, pairs, scores, keys):
+def _set(first, count):
+    """Zeros; `count` is a multiple of 16."""
+    zero = lanes.splat(_float(0.0))
+    for place in range(first, first + count * 4, VECTOR * 4):
+        lanes.store(place, zero)
+
+
+@njit(nogil=True)
+def _score(queries, stride, scores, rows, keys):
     """Scores of all rows and one run's keys."""
-    rows, row = len(scores), 0
+    row, pairs = 0, stride // 4
     while row < rows:
-        x, o = queries + row * stride, scores.ctypes.data + row * RUN * 4
+        x, o = queries + row * stride, scores + row * RUN * 4
         if row + _MOST <= rows:
             _score_most(x, stride, pairs, o, keys)
             row += _MOST
@@ -202,11 +276,11 @@ def _score(queries, stride, pairs, scores, keys):
 
 
 @njit(nogil=True)
-def _add_values(weights, weighted, values):
+def _add_values(weights, sums, width, rows, values):
     """Adds one run's weighted values to all rows."""
-    rows, row, width = len(weights), 0, weighted.shape[1]
+    row = 0
     while row < rows:
-        w, o = weights.ctypes.data + row * RUN * 2, weighted.ctypes.data + row * width * 4
+        w, o = weights + row * RUN * 2, sums + row * width * 4
         if row + _MOST <= rows:
             _add_most(w, width, o, values)
             row += _MOST

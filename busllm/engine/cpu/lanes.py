@@ -12,6 +12,7 @@ from typing import Any
 
 import llvmlite.ir as ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import models, register_model
 
 from busllm.engine.cpu import vectors as v
@@ -163,7 +164,29 @@ def store_int16(b, address, x):
     return v.call(b, "llvm.vector.reduce.add.v16i32", v.INT32, whole)
 
 
+@from_llvm(types.void, _address, _address, types.int64)
+def copy(b, to, source, num_bytes):
+    """Copies bytes."""
+    bytes_at = ir.PointerType(v.INT8)
+    is_volatile = ir.Constant(ir.IntType(1), 0)
+    kind = ir.FunctionType(ir.VoidType(), [bytes_at, bytes_at, v.INT64, ir.IntType(1)])
+    function = cgutils.get_or_insert_function(b.module, kind, "llvm.memcpy.p0.p0.i64")
+    b.call(function, [b.inttoptr(to, bytes_at), b.inttoptr(source, bytes_at), num_bytes, is_volatile])
+
+
 @from_llvm(types.uint16, _float)
 def bfloat16_bits(b, x):
-    """Rounds one number to bfloat16, NaN to 0 and infinities to the largest number."""
-    return b.extract_element(v.to_bfloat16(b, v.finite(b, v.splat(b, x))), ir.Constant(v.INT32, 0))
+    """Rounds one number to bfloat16, NaN to 0 and infinities to the largest number.
+
+    So the cache holds numbers only, and what a masked key or an old one leaves there counts nothing when its weight
+    is 0. (Written for one number: the compiler makes vectors of a loop around it.)
+    """
+    most, zero = ir.Constant(v.FLOAT, v.LARGEST_BFLOAT16), ir.Constant(v.FLOAT, 0.0)
+    x = b.select(b.fcmp_unordered("uno", x, x), zero, x)
+    x = b.select(b.fcmp_ordered(">", x, most), most, x)
+    least = ir.Constant(v.FLOAT, -v.LARGEST_BFLOAT16)
+    x = b.select(b.fcmp_ordered("<", x, least), least, x)
+    bits, sixteen = b.bitcast(x, v.INT32), ir.Constant(v.INT32, 16)
+    odd = b.and_(b.lshr(bits, sixteen), ir.Constant(v.INT32, 1))
+    rounded = b.add(bits, b.add(odd, ir.Constant(v.INT32, 0x7FFF)))
+    return b.trunc(b.lshr(rounded, sixteen), v.INT16)

@@ -19,6 +19,7 @@ from busllm.engine.cpu.instructions import Instructions, ShortDot, detect_instru
 from busllm.errors import EngineError
 
 LANES = 16
+LARGEST_BFLOAT16 = 3.3895313892515355e38
 HALF, FLOAT, INT8, INT16, INT32, INT64 = (
     ir.HalfType(),
     ir.FloatType(),
@@ -115,14 +116,6 @@ def to_bfloat16(b: Builder, x: Value) -> Value:
     odd = b.and_(b.lshr(bits, all_lanes(INTS, 16)), all_lanes(INTS, 1))
     rounded = b.add(bits, b.add(odd, all_lanes(INTS, 0x7FFF)))
     return b.trunc(b.lshr(rounded, all_lanes(INTS, 16)), SHORTS)
-
-
-def finite(b: Builder, x: Value) -> Value:
-    """NaN becomes 0, and infinities the largest number that bfloat16 has."""
-    most = 3.3895313892515355e38
-    numbers = b.select(b.fcmp_unordered("uno", x, x), all_lanes(FLOATS, 0.0), x)
-    above = call(b, "llvm.maxnum.v16f32", FLOATS, numbers, all_lanes(FLOATS, -most))
-    return call(b, "llvm.minnum.v16f32", FLOATS, above, all_lanes(FLOATS, most))
 
 
 def widen_half(b: Builder, address: Value) -> Value:
