@@ -11,6 +11,8 @@ import argparse
 import logging
 import os
 import socket
+import subprocess
+import sys
 
 from busllm.cli.arguments import Once, add_topology_argument
 from busllm.errors import ModelError
@@ -49,6 +51,7 @@ def _fetch_model(source: str) -> None:
     try:
         resolve(source)
     except ModelError:
-        from busllm.cli.pull import fetch  # its progress bar costs 0.1 s of imports
-
-        fetch(source)
+        # A process of its own, since what is prepared beside the fetching (weights, kernels) needs torch.
+        pulled = subprocess.run([sys.executable, "-m", "busllm.cli.main", "pull", source], check=False)
+        if pulled.returncode:
+            raise ModelError(f"{source!r} could not be fetched; see above.") from None
