@@ -148,7 +148,7 @@ def _config(sockets: Sequence[socket.socket], settings: FrontendSettings) -> Con
     config.bind = [f"fd://{sock.detach()}" for sock in sockets]
     config.backlog = BACKLOG
     config.errorlog = logging.getLogger("busllm.http")
-    config.loglevel = "WARNING"  # that it listens is told by the ready line, when it would serve
+    config.errorlog.setLevel(logging.WARNING)  # that it listens is told by the ready line, when it would serve
     config.accesslog = None
     config.include_server_header = False
     # The parser refuses without a word to the log, so the app's own check comes first; this bounds the memory.
