@@ -7,6 +7,9 @@ Next on the path: `step.py`; the runner samples from the logits.
 
 from __future__ import annotations
 
+import time
+
+import numba
 import numpy as np
 import torch
 
@@ -16,6 +19,7 @@ from busllm.engine.cpu.cpu_attention import UNLIMITED, CpuAttention
 from busllm.engine.cpu.packed_model import EMBEDDING, HEAD, PackedModel, matrix_name
 from busllm.engine.cpu.shapes import GROUP, VECTOR, Array, Field, Model, Part, Sizes, padded
 from busllm.engine.cpu.step import hidden_states, logits
+from busllm.engine.cpu.threads import ThreadChoice, num_threads
 from busllm.engine.cpu.vectors import INSTRUCTIONS
 from busllm.engine.cpu.workspace import make_workspace
 from busllm.engine.layers.rope import Rope
@@ -45,6 +49,7 @@ class CpuDecoder:
             norm_epsilon=config.rms_norm_eps,
         )
         self._model = self._make_model()
+        self._threads = ThreadChoice(num_threads())
         self._space = make_workspace(config, _MIN_ROWS)
         self._logits = np.empty((1, int(self._model.head[Field.NUM_TILES]) * VECTOR), dtype=np.float32)
 
@@ -91,7 +96,11 @@ class CpuDecoder:
         num_tokens = len(ids)
         self._reserve(num_tokens, int(positions.max()) + 1)
         batch = attention.batch._replace(token_ids=ids, positions=positions.numpy(), cache_slots=cache_slots.numpy())
+        threads = self._threads.choose(num_tokens)
+        numba.set_num_threads(threads)
+        started = time.perf_counter()
         hidden_states(self._model, self._sizes, attention.heads, batch, attention.cache.arrays, self._space)
+        self._threads.took(num_tokens, threads, time.perf_counter() - started)
         # A copy: the head works in the same memory.
         return torch.from_numpy(self._space.states[:num_tokens, : self.config.hidden_size].copy())
 
@@ -102,6 +111,7 @@ class CpuDecoder:
         if len(self._logits) < rows:
             self._logits = np.empty((rows, self._logits.shape[1]), dtype=np.float32)
         self._space.states[:rows, : self.config.hidden_size] = states.numpy()
+        numba.set_num_threads(num_threads())
         logits(self._model, self._sizes, self._space, rows, self._logits)
         return torch.from_numpy(self._logits[:rows, : self.config.vocab_size])
 

@@ -1,6 +1,12 @@
 """How many cores a step uses.
 
-Owns: the agreement between torch's number of threads and numba's.
+Owns: the agreement between torch's number of threads and numba's, and the choice between all cores and one.
+Does not know: what is computed; a row's bits do not depend on it.
+Next on the path: `cpu_decoder.py`.
+
+A step has hundreds of short parallel pieces. On cores of its own two threads are faster than one; beside other busy
+processes a thread that has lost its core holds up every piece, and one thread alone can be several times faster. Which
+of the two it is changes from second to second, so it is measured.
 """
 
 from __future__ import annotations
@@ -8,7 +14,45 @@ from __future__ import annotations
 import numba
 import torch
 
+TRIAL_EVERY = 32  # steps after which the slower choice is tried again
+RARE_TRIAL_EVERY = 128  # the same, when it was slower by more than half
+NEWEST_SHARE = 0.4  # of an average, that the newest time has
+
 
 def num_threads() -> int:
     """What torch uses (`OMP_NUM_THREADS`, else every core), if numba has so many."""
     return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
+
+
+class ThreadChoice:
+    """Chooses a number of threads for each step.
+
+    Args:
+        most: threads that there are.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._times_s: dict[tuple[int, int], float] = {}  # (size class, threads) → average
+        self._steps: dict[int, int] = {}  # size class → steps so far
+
+    def choose(self, num_rows: int) -> int:
+        """Threads for a step of so many rows: all, or one where that has been faster lately."""
+        if self._most == 1:
+            return 1
+        size = num_rows.bit_length()
+        step = self._steps[size] = self._steps.get(size, 0) + 1
+        alone, together = (self._times_s.get((size, threads)) for threads in (1, self._most))
+        if together is None:
+            return self._most
+        if alone is None:
+            return 1
+        better, other = (1, self._most) if alone < together else (self._most, 1)
+        is_close = max(alone, together) < 1.5 * min(alone, together)
+        return other if step % (TRIAL_EVERY if is_close else RARE_TRIAL_EVERY) == 0 else better
+
+    def took(self, num_rows: int, threads: int, duration_s: float) -> None:
+        """Learns how long a step took."""
+        key = (num_rows.bit_length(), threads)
+        before = self._times_s.get(key, duration_s)
+        self._times_s[key] = before + NEWEST_SHARE * (duration_s - before)
