@@ -22,7 +22,7 @@ from busllm.cli.http_target import HttpFailure, HttpTarget, add_http_arguments, 
 from busllm.cli.load.ceiling import measure_ceiling
 from busllm.cli.load.measured import Measured
 from busllm.cli.load.picture import page, panels_of, svg
-from busllm.cli.load.report import Percentiles, Report, report
+from busllm.cli.load.report import ArrivalReport, Percentiles, Report, report
 from busllm.cli.load.run import Run, run
 from busllm.cli.load.workload import Workload
 from busllm.cli.terminal import console, print_aligned
@@ -48,9 +48,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             flag, metavar="N", type=_at_least(least), default=default, action=Once, help=f"{text} ({default})"
         )
+    parser.add_argument(
+        "--arriving",
+        metavar="N",
+        type=_at_least(1),
+        action=Once,
+        help="words of one long prompt more, sent when all others run; tells what it does to them",
+    )
+    parser.add_argument(
+        "--arriving-output",
+        metavar="N",
+        type=_at_least(1),
+        default=like.arriving_output_tokens,
+        action=Once,
+        help=f"tokens of its answer ({like.arriving_output_tokens})",
+    )
     parser.add_argument("--spread", action="store_true", help="draw lengths between a quarter and the whole")
     parser.add_argument("--chat", action="store_true", help="chat completions instead of text completions")
     parser.add_argument("--temperature", metavar="T", type=float, default=0.0, action=Once, help="0 = greedy (0)")
+    parser.add_argument("--top-p", metavar="P", type=float, action=Once, help="without it, the server's default")
     parser.add_argument(
         "--no-ignore-eos", action="store_true", help="let answers end early; for servers that refuse `ignore_eos`"
     )
@@ -70,26 +86,17 @@ def execute(arguments: argparse.Namespace) -> int:
     Status 1 when a request failed. An API key is taken from the environment variable BUSLLM_API_KEY.
     """
     _check_files(arguments)
-    workload = Workload(
-        requests=arguments.requests,
-        input_words=arguments.input,
-        output_tokens=arguments.output,
-        shared_words=arguments.shared,
-        spread=arguments.spread,
-        warmup=arguments.warmup,
-        chat=arguments.chat,
-        temperature=arguments.temperature,
-        ignore_eos=not arguments.no_ignore_eos,
-        seed=arguments.seed,
-    )
+    workload = _workload(arguments)
     if arguments.ceiling:
-        ceiling = anyio.run(measure_ceiling, workload, arguments.concurrency)
+        ceiling = anyio.run(measure_ceiling, workload, arguments.concurrency, backend_options={"use_uvloop": True})
         print(f"{ceiling.events_per_busy_s:.0f} events per second of this program's CPU time")
         print(f"{ceiling.events_per_s:.0f} events per second came from a server that only sends")
         return 0
     target = find_http_target(arguments)
     model = arguments.model or served_model(target)
-    done = anyio.run(_run, target, workload, model, arguments.concurrency, arguments.timeout)
+    # uvloop takes a fifth off what this program itself needs for each event.
+    load = (target, workload, model, arguments.concurrency, arguments.timeout)
+    done = anyio.run(_run, *load, backend_options={"use_uvloop": True})
     made = report(done, url=target.url, model=model, concurrency=arguments.concurrency, workload=workload)
     _write(arguments, done, made)
     if made.is_doubtful:
@@ -99,6 +106,24 @@ def execute(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 1 if made.failed else 0
+
+
+def _workload(arguments: argparse.Namespace) -> Workload:
+    return Workload(
+        requests=arguments.requests,
+        input_words=arguments.input,
+        output_tokens=arguments.output,
+        shared_words=arguments.shared,
+        spread=arguments.spread,
+        warmup=arguments.warmup,
+        chat=arguments.chat,
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+        ignore_eos=not arguments.no_ignore_eos,
+        seed=arguments.seed,
+        arriving_words=arguments.arriving,
+        arriving_output_tokens=arguments.arriving_output,
+    )
 
 
 def _at_least(least: int) -> Callable[[str], int]:
@@ -141,8 +166,15 @@ async def _run(target: HttpTarget, workload: Workload, model: str, concurrency: 
                 shown_at_s = one.ended_s
                 bar.refresh()
 
-        bodies = workload.bodies(model)
-        return await run(target, workload.path, bodies, concurrency=concurrency, timeout_s=timeout_s, on_done=done)
+        return await run(
+            target,
+            workload.path,
+            workload.bodies(model),
+            concurrency=concurrency,
+            timeout_s=timeout_s,
+            on_done=done,
+            arriving_body=workload.arriving_body(model),
+        )
 
 
 # ------------------------------------------------------------ results
@@ -183,7 +215,26 @@ def rows_of(made: Report) -> list[tuple[str, str]]:
         ("between two texts", _percentiles(made.inter_token_ms)),
         ("load generator", f"busy {made.generator_busy:.0%} of the time"),
     ]
+    if made.arrival is not None:
+        rows += _arrival_rows(made.arrival)
     return rows + [(f"failed {count}x", error) for error, count in made.errors.items()]
+
+
+def _arrival_rows(arrival: ArrivalReport) -> list[tuple[str, str]]:
+    counted = f"{_count(arrival.input_tokens)} tokens in, {_count(arrival.output_tokens)} out"
+    times = f"first text after {_ms(arrival.ttft_ms)}, done after {_ms(arrival.duration_ms)}"
+    return [
+        ("long prompt", f"{counted}; {times}"),
+        ("others meanwhile", _percentiles(arrival.streams_inter_token_ms)),
+    ]
+
+
+def _count(number: int | None) -> str:
+    return "?" if number is None else str(number)
+
+
+def _ms(time_ms: float | None) -> str:
+    return "-" if time_ms is None else f"{time_ms:.0f} ms"
 
 
 def _percentiles(found: Percentiles | None) -> str:

@@ -134,6 +134,17 @@ async def test_every_way_an_answer_can_end_is_told_apart(sent: bytes, error: str
 
 
 @pytest.mark.anyio
+async def test_an_answer_that_comes_with_its_head_in_one_large_piece_is_read_whole() -> None:
+    num_words = 100 * 1024 // len(WORD)
+
+    async def talk(stream: anyio.abc.SocketStream) -> None:
+        await stream.send(HEAD + b"\r\n" + WORD * num_words + b"data: [DONE]\n\n")
+
+    measured = await measured_against(talk)
+    assert (measured.error, len(measured.text_s)) == (None, num_words)
+
+
+@pytest.mark.anyio
 async def test_a_server_that_never_ends_is_given_up_in_time() -> None:
     measured = await measured_against(lambda _: anyio.sleep_forever(), timeout_s=0.1)
     assert measured.error == "not complete after 0.1 s"

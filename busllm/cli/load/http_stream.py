@@ -164,12 +164,12 @@ async def _connect(address: Address) -> anyio.abc.ByteStream:
 async def _answer(stream: anyio.abc.ByteStream) -> StreamedAnswer:
     received = b""
     while b"\r\n\r\n" not in received:
+        if len(received) > _MAX_HEAD_BYTES:
+            raise HttpFailure("The server sent what is no HTTP.")
         try:
             received += await stream.receive(_RECEIVE_BYTES)
         except anyio.EndOfStream as error:
             raise HttpFailure("The server closed the connection without an answer.") from error
-        if len(received) > _MAX_HEAD_BYTES:
-            raise HttpFailure("The server sent what is no HTTP.")
     head, _, begun = received.partition(b"\r\n\r\n")
     status_line, *lines = head.decode("latin-1").split("\r\n")
     words = status_line.split(" ", 2)

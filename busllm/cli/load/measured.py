@@ -7,6 +7,7 @@ Does not know: the other requests (`run.py`), what is made of the times (`report
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import anyio
 import msgspec
@@ -52,13 +53,19 @@ class Measured(msgspec.Struct):
             self.completion_tokens = chunk.usage.completion_tokens
 
 
-async def measure(target: HttpTarget, path: str, body: bytes, timeout_s: float) -> Measured:
-    """Sends one request and reads its answer; every failure is noted, none raised."""
+async def measure(
+    target: HttpTarget, path: str, body: bytes, timeout_s: float, on_begun: Callable[[], None] = lambda: None
+) -> Measured:
+    """Sends one request and reads its answer; every failure is noted, none raised.
+
+    Args:
+        on_begun: is called at the first text.
+    """
     measured = Measured(began_s=time.perf_counter())
     try:
         with anyio.fail_after(timeout_s):
             async with post(target, path, body) as answer:
-                await _read(answer, measured)
+                await _read(answer, measured, on_begun)
     except HttpFailure as error:
         measured.error = error.message
     except TimeoutError:
@@ -69,11 +76,11 @@ async def measure(target: HttpTarget, path: str, body: bytes, timeout_s: float) 
     return measured
 
 
-async def _read(answer: StreamedAnswer, measured: Measured) -> None:
+async def _read(answer: StreamedAnswer, measured: Measured, on_begun: Callable[[], None]) -> None:
     if answer.status != _OK:
         body = b"".join([piece async for piece in answer.pieces()])
         raise HttpFailure(error_text(answer.status, body)[:_MAX_ERROR_CHARS])
-    events = EventStream()
+    events, has_begun = EventStream(), False
     async for piece in answer.pieces():
         now_s = time.perf_counter()
         for data in events.feed(piece):
@@ -83,4 +90,7 @@ async def _read(answer: StreamedAnswer, measured: Measured) -> None:
                 measured.take(chunk_decoder.decode(data), now_s)
             except msgspec.DecodeError as error:
                 raise HttpFailure(f"An event is no chunk of an answer: {error}.") from error
+        if not has_begun and measured.text_s:
+            has_begun = True
+            on_begun()
     raise HttpFailure("The answer ended without [DONE].")

@@ -13,6 +13,8 @@ from itertools import pairwise
 
 import msgspec
 
+from busllm.cli.load.arrival import pauses_meanwhile_ms
+from busllm.cli.load.measured import Measured
 from busllm.cli.load.run import Run
 from busllm.cli.load.workload import Workload
 
@@ -29,6 +31,26 @@ class Percentiles(msgspec.Struct, frozen=True):
     max: float
 
 
+class ArrivalReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a long prompt saw that arrived among the others, and what they saw meanwhile.
+
+    Attributes:
+        input_tokens, output_tokens: as the server counts; None when it did not say.
+        ttft_ms, duration_ms: from asking for the connection; None when it failed.
+        streams_inter_token_ms: of the others, while it was under way; None when they had no text then.
+        num_pauses: how many that were.
+        error: why it failed; None when it did not.
+    """
+
+    input_tokens: int | None
+    output_tokens: int | None
+    ttft_ms: float | None
+    duration_ms: float | None
+    streams_inter_token_ms: Percentiles | None
+    num_pauses: int
+    error: str | None
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What the clients saw.
 
@@ -43,6 +65,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             fewer and longer ones. None when no request has two.
         generator_busy: CPU time of this program per second.
         errors: how often each, the most frequent.
+        arrival: the long prompt that arrived among the others; None when there was none. It is counted nowhere else,
+            but as a failed request when it failed.
     """
 
     url: str
@@ -61,6 +85,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     inter_token_ms: Percentiles | None
     generator_busy: float
     errors: dict[str, int]
+    arrival: ArrivalReport | None = None
 
     @property
     def is_doubtful(self) -> bool:
@@ -82,17 +107,18 @@ def inter_tokens_ms(run: Run) -> list[float]:
 def report(run: Run, *, url: str, model: str, concurrency: int, workload: Workload) -> Report:
     """Makes the figures of a run."""
     good = [one for one in run.measured if one.error is None]
+    all_sent = [*run.measured] if run.arrived is None else [*run.measured, run.arrived]
     wall_s = run.ended_s - run.began_s
     output = sum(len(one.text_s) if one.completion_tokens is None else one.completion_tokens for one in good)
     prompt = sum(one.prompt_tokens or 0 for one in good)
-    errors = Counter(one.error for one in run.measured if one.error is not None)
+    errors = Counter(one.error for one in all_sent if one.error is not None)
     return Report(
         url=url,
         model=model,
         concurrency=concurrency,
         workload=workload,
         ok=len(good),
-        failed=len(run.measured) - len(good),
+        failed=errors.total(),
         wall_s=round(wall_s, 3),
         input_tokens=prompt,
         output_tokens=output,
@@ -103,6 +129,21 @@ def report(run: Run, *, url: str, model: str, concurrency: int, workload: Worklo
         inter_token_ms=percentiles(inter_tokens_ms(run)),
         generator_busy=round(run.busy_s / wall_s, 3),
         errors=dict(errors.most_common(MAX_ERRORS)),
+        arrival=None if run.arrived is None else _arrival_report(run.arrived, run.measured),
+    )
+
+
+def _arrival_report(arrived: Measured, streams: Sequence[Measured]) -> ArrivalReport:
+    pauses_ms = pauses_meanwhile_ms(arrived, streams)
+    has_text = arrived.error is None and bool(arrived.text_s)
+    return ArrivalReport(
+        input_tokens=arrived.prompt_tokens,
+        output_tokens=arrived.completion_tokens,
+        ttft_ms=round((arrived.text_s[0] - arrived.began_s) * 1e3, 2) if has_text else None,
+        duration_ms=round((arrived.ended_s - arrived.began_s) * 1e3, 2) if arrived.error is None else None,
+        streams_inter_token_ms=percentiles(pauses_ms),
+        num_pauses=len(pauses_ms),
+        error=arrived.error,
     )
 
 

@@ -45,8 +45,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         warmup: requests before the clock starts.
         chat: chat completions, else text completions.
         temperature: 0 = greedy.
+        top_p: None = the server's default.
         ignore_eos: answers have exactly the length asked for, where the server knows this extension.
         seed: of texts and lengths.
+        arriving_words: words of one long prompt that arrives when all others run; None = there is none.
+        arriving_output_tokens: tokens of its answer.
     """
 
     requests: int = 32
@@ -57,8 +60,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     warmup: int = 2
     chat: bool = False
     temperature: float = 0.0
+    top_p: float | None = None
     ignore_eos: bool = True
     seed: int = 7
+    arriving_words: int | None = None
+    arriving_output_tokens: int = 96
 
     @property
     def path(self) -> str:
@@ -81,6 +87,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         rng = random.Random(~self.seed)
         return [self._body(model, _text(rng, _WARMUP_INPUT), _WARMUP_OUTPUT) for _ in range(self.warmup)]
 
+    def arriving_body(self, model: str) -> bytes | None:
+        """The long request, which shares nothing with the others; None when there is none."""
+        if self.arriving_words is None:
+            return None
+        rng = random.Random(f"arriving {self.seed}")
+        return self._body(model, _text(rng, self.arriving_words), self.arriving_output_tokens)
+
     def _drawn(self, rng: random.Random, longest: int) -> int:
         if not self.spread:
             return longest
@@ -96,6 +109,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
             "stream_options": {"include_usage": True},
             **asked,
         }
+        if self.top_p is not None:
+            body["top_p"] = self.top_p
         if self.ignore_eos:
             body["ignore_eos"] = True
         return msgspec.json.encode(body)
