@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from busllm.engine.checked_pages import CheckedPages, Occupant
 from busllm.engine.engine import Engine, EngineConfig
 from busllm.engine.live_sequence import LiveSequence
 from busllm.engine.null import NullRunner
@@ -154,6 +155,11 @@ def a_gap_in_the_table(steps: Steps) -> None:
     steps.launch(chunk(0, [65]), opened=(opened(0, [65]),), pages=((0, 1, (0,)),))
 
 
+def a_replaced_entry_of_the_table(steps: Steps) -> None:
+    token_id = steps.start()
+    steps.launch(chunk(0, [token_id], 3), decodes=1, pages=((0, 1, (5,)),))
+
+
 def a_table_that_is_too_long(steps: Steps) -> None:
     steps.start(pages=(0, 1, 2, 3, 4, 5, 6))
 
@@ -184,6 +190,7 @@ def one_page_written_by_two(steps: Steps) -> None:
         (a_missing_page, "1 pages are assigned"),
         (a_page_that_does_not_exist, "a page that does not exist"),
         (a_gap_in_the_table, "leaves a gap"),
+        (a_replaced_entry_of_the_table, "replaces entry 1"),
         (a_table_that_is_too_long, "too long"),
         (one_page_written_by_two, "which another sequence uses in step 1"),
     ],
@@ -215,6 +222,33 @@ def test_a_page_that_was_given_to_somebody_else_too_early_is_seen() -> None:
     steps.launch(chunk(0, [token_id], 3), decodes=1)
     with pytest.raises(EngineError, match="slot 0 relies on position 1 in page 0"):
         steps.collect()
+
+
+def test_a_page_that_was_right_in_earlier_steps_is_looked_into_again_when_somebody_has_written_it() -> None:
+    steps = Steps()
+    token_id = steps.start(0, (65, 66, 67), (0, 1))
+    steps.launch(chunk(0, [token_id], 3), decodes=1)
+    token_id = steps.collect().rows[0].token_ids[0]
+    steps.start(1, (70, 71), (0,))
+    steps.launch(chunk(0, [token_id], 4), decodes=1, pages=((0, 2, (2,)),))
+    with pytest.raises(EngineError, match="slot 0 relies on position 1 in page 0"):
+        steps.collect()
+
+
+def test_pages_are_looked_into_once_and_not_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    holds = CheckedPages._holds
+
+    def counted(self: CheckedPages, occupant: Occupant, position: int) -> bool:
+        looks.append(position)
+        return holds(self, occupant, position)
+
+    monkeypatch.setattr(CheckedPages, "_holds", counted)
+    runner = CheckedRunner(NullRunner(check_plans=False))
+    run = EngineDriver(Engine(runner, EngineConfig(num_pages=64, page_tokens=4, step_tokens=8, max_running=1)))
+    run.submit(sequence_request("u", [65] * 8, SamplingParams(max_tokens=100)))
+    run.run()
+    assert len(looks) <= 108  # at most one page per position, however many there are below it
 
 
 def test_a_page_that_was_partly_written_over_is_seen() -> None:
