@@ -7,7 +7,7 @@ Next on the path: `busllm/grammar/compiler.py`; the runner finds the compiled gr
 
 from __future__ import annotations
 
-import concurrent.futures
+import queue
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from busllm.engine.live_sequence import LiveSequence
@@ -29,6 +29,8 @@ class GrammarWait:
     def __init__(self, compiler: GrammarCompiler | None) -> None:
         self._compiler = compiler
         self._waiting: dict[LiveSequence, Future[object]] = {}
+        # Whose compilation is over, as the thread tells: a step looks at these alone, however many wait.
+        self._done: queue.SimpleQueue[LiveSequence] = queue.SimpleQueue()
         self._thread: ThreadPoolExecutor | None = None
 
     def __len__(self) -> int:
@@ -54,17 +56,23 @@ class GrammarWait:
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
-        self._waiting[seq] = self._thread.submit(self._compiler.matcher, grammar)
+        future = self._waiting[seq] = self._thread.submit(self._compiler.matcher, grammar)
+        future.add_done_callback(lambda _: self._done.put(seq))
 
     def take_ready(self) -> list[tuple[LiveSequence, BusllmError | None]]:
         """Sequences that wait no longer, each with the error of its grammar, if it has one."""
-        if not self._waiting:
-            return []
-        concurrent.futures.wait(self._waiting.values(), LOOK_S, concurrent.futures.FIRST_COMPLETED)
-        ready = [(seq, future) for seq, future in self._waiting.items() if future.done()]
-        for seq, _ in ready:
-            del self._waiting[seq]
-        return [(seq, _error_of(future)) for seq, future in ready]
+        ready = []
+        may_wait = bool(self._waiting)
+        while may_wait or not self._done.empty():
+            try:
+                seq = self._done.get(timeout=LOOK_S) if may_wait else self._done.get_nowait()
+            except queue.Empty:
+                break
+            may_wait = False
+            future = self._waiting.pop(seq, None)  # None: it has ended meanwhile
+            if future is not None:
+                ready.append((seq, _error_of(future)))
+        return ready
 
     def discard(self, seq: LiveSequence) -> None:
         """The sequence has ended."""

@@ -10,7 +10,7 @@ import time
 
 import msgspec
 
-from busllm.engine.live_sequence import LiveSequence
+from busllm.engine.live_sequence import Key, LiveSequence
 from busllm.engine.sequence import FinishReason, SequenceEvent, SequenceFailure, SequenceTokens, StepOutput
 from busllm.errors import BusllmError
 
@@ -19,7 +19,9 @@ class Outbox:
     """Collects the output of one turn."""
 
     def __init__(self) -> None:
-        self._tokens: list[SequenceTokens] = []
+        self._tokens: dict[int, SequenceTokens] = {}  # numbered: one is dropped without a look at the others
+        self._numbers: dict[Key, list[int]] = {}
+        self._num_tokens = 0
         self._events: list[SequenceEvent] = []
         self._failures: list[SequenceFailure] = []
 
@@ -35,17 +37,17 @@ class Outbox:
         """Output tokens of a sequence from index `first` on, with what was asked for beside them."""
         token_ids = seq.output_ids(first)
         with_prompt = seq.scores_prompt and first == 0 and (bool(token_ids) or finish_reason is not None)
-        self._tokens.append(
-            SequenceTokens(
-                seq.key[0],
-                seq.key[1],
-                seq.attempt,
-                first,
-                token_ids,
-                tuple(seq.logprobs[first - seq.num_inherited_tokens :]) if token_ids else (),
-                finish_reason,
-                tuple(seq.prompt_logprobs) if with_prompt else None,
-            )
+        self._num_tokens += 1
+        self._numbers.setdefault(seq.key, []).append(self._num_tokens)
+        self._tokens[self._num_tokens] = SequenceTokens(
+            seq.key[0],
+            seq.key[1],
+            seq.attempt,
+            first,
+            token_ids,
+            tuple(seq.logprobs[first - seq.num_inherited_tokens :]) if token_ids else (),
+            finish_reason,
+            tuple(seq.prompt_logprobs) if with_prompt else None,
         )
 
     def finished(self, seq: LiveSequence, reason: FinishReason) -> None:
@@ -59,10 +61,11 @@ class Outbox:
 
     def take_back(self, seq: LiveSequence) -> None:
         """Drops tokens that have not been handed out: of a sequence that was aborted, or adopted once more."""
-        self._tokens = [entry for entry in self._tokens if (entry.uid, entry.choice) != seq.key]
+        for number in self._numbers.pop(seq.key, ()):
+            del self._tokens[number]
 
     def take(self) -> StepOutput:
         """Hands out what there is."""
-        output = StepOutput(tuple(self._tokens), tuple(self._events), tuple(self._failures))
-        self._tokens, self._events, self._failures = [], [], []
+        output = StepOutput(tuple(self._tokens.values()), tuple(self._events), tuple(self._failures))
+        self._tokens, self._numbers, self._events, self._failures = {}, {}, [], []
         return output

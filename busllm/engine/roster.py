@@ -43,11 +43,13 @@ class Roster:
     def seat(self, seq: LiveSequence) -> None:
         """Gives a sequence a slot."""
         seq.slot = self._free_slots.pop()
-        bisect.insort(self.running, seq, key=lambda other: other.seniority)
+        bisect.insort(self.running, seq, key=_seniority)
 
     def dismiss(self, seq: LiveSequence) -> None:
         """Takes a sequence out of the running ones; its slot is given back later."""
-        self.running.remove(seq)
+        index = bisect.bisect_left(self.running, seq.seniority, key=_seniority)
+        assert self.running[index] is seq
+        del self.running[index]
 
     def unseat(self, seq: LiveSequence) -> None:
         """Takes the slot of a sequence that no launched step uses any more."""
@@ -68,3 +70,7 @@ class Roster:
         held = [seq for seq in candidates if seq.held]
         candidates = held or candidates
         return candidates[-1] if candidates else None
+
+
+def _seniority(seq: LiveSequence) -> tuple[int, int]:
+    return seq.seniority
