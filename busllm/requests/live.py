@@ -60,13 +60,11 @@ class Choice:
         self.asked_at = now
         self.strikes = 0
 
-    def is_silent(self, now: float, silence_s: float, strike_s: float) -> bool:
-        """Whether it is time to ask about it (again)."""
-        if self.finished:
-            return False
+    def asks_at(self, silence_s: float, strike_s: float) -> float:
+        """When it is time to ask about it (again), unless something of it is heard before."""
         if self.heard_at is None:
-            return now - self.asked_at >= strike_s
-        return now - max(self.heard_at, self.asked_at) >= (strike_s if self.strikes else silence_s)
+            return self.asked_at + strike_s
+        return max(self.heard_at, self.asked_at) + (strike_s if self.strikes else silence_s)
 
     def _clear(self) -> None:
         self._texts: list[str] = []

@@ -26,6 +26,7 @@ from busllm.ids import new_uid
 from busllm.messages.codec import encode_json
 from busllm.messages.control import Announcement, LiveAnswer, raise_if_error
 from busllm.messages.to_everyone import decode_abort
+from busllm.requests.agenda import Agenda
 from busllm.requests.generation import GenerationRequest
 from busllm.requests.live import LiveRequest
 from busllm.requests.replies import Replies
@@ -44,15 +45,17 @@ class RequestOwner:
     def __init__(self, max_queued: int) -> None:
         self._max_queued = max_queued
         self._lives: dict[str, LiveRequest] = {}
+        self._textless: set[str] = set()  # uids of those whose first text is awaited
         self._draining = False
         self._idle = anyio.Event()
         self._bound: tuple[Actor, Sender, Watch, Replies] | None = None
 
     def start(self, actor: Actor) -> None:
         """Binds the owner to its actor and starts looking after requests."""
-        sender = Sender(actor)
-        replies = Replies(actor, sender, self._lives, self._settle)
-        self._bound = (actor, sender, Watch(actor, sender, self._lives), replies)
+        agenda = Agenda()
+        sender = Sender(actor, agenda)
+        watch = Watch(actor, sender, agenda, self._lives, self._settle)
+        self._bound = (actor, sender, watch, Replies(actor, sender, self._lives, self._textless, self._settle))
         actor.tasks.start_soon(self._tick_loop)
 
     @property
@@ -89,15 +92,14 @@ class RequestOwner:
         actor = self._actor
         if self._draining:
             raise Draining("This server is shutting down.")
-        if len(self._lives) >= self._max_queued:
-            num_waiting = sum(not live.has_text for live in self._lives.values())
-            if num_waiting >= self._max_queued:
-                raise QueueFull(num_waiting, self._max_queued)
+        if len(self._textless) >= self._max_queued:
+            raise QueueFull(len(self._textless), self._max_queued)
         if not actor.connection.is_connected:
             raise BusUnavailable("The bus is away.")
         seed = request.params.seed if request.params.seed is not None else secrets.randbelow(MAX_SEED)
         live = LiveRequest(new_uid(), request, seed, actor.clock.monotonic())
         self._lives[live.uid] = live
+        self._textless.add(live.uid)
         actor.trace.record(live.uid, "received", prompts=len(request.prompts), n=request.n)
         self._sender.begin(live)
         return live
@@ -228,8 +230,6 @@ class RequestOwner:
         while True:
             await actor.clock.sleep(actor.settings.timings.tick_s)
             self._watch.tick()
-            for live in [live for live in self._lives.values() if live.is_done]:
-                self._settle(live)
 
     def _abort_arrived(self, message: Message) -> None:
         live = self._lives.get(message.subject.rpartition(".")[2])
@@ -242,6 +242,7 @@ class RequestOwner:
         """Takes an ended request off the table and tells its end."""
         if not live.is_done or self._lives.pop(live.uid, None) is None:
             return
+        self._textless.discard(live.uid)
         self._sender.forget(live)
         if not self._lives:
             self._idle.set()

@@ -22,14 +22,27 @@ from busllm.requests.sending import Sender
 
 
 class Replies:
-    """Reads the replies of one owner; `ended` is called with each request that a reply may have ended."""
+    """Reads the replies of one owner.
+
+    Args:
+        actor, sender: of the owner.
+        lives: its open requests.
+        textless: uids of those that have no text yet; a first text takes one out.
+        ended: called with each request that a reply may have ended.
+    """
 
     def __init__(
-        self, actor: Actor, sender: Sender, lives: Mapping[str, LiveRequest], ended: Callable[[LiveRequest], None]
+        self,
+        actor: Actor,
+        sender: Sender,
+        lives: Mapping[str, LiveRequest],
+        textless: set[str],
+        ended: Callable[[LiveRequest], None],
     ) -> None:
         self._actor = actor
         self._sender = sender
         self._lives = lives
+        self._textless = textless
         self._ended = ended
         self._joiner = Joiner()
 
@@ -100,7 +113,7 @@ class Replies:
             live.phase, live.sent_at = Phase.SCHEDULED, live.heard_at
             self._sender.hold(live, tokenizer=None, scheduler=tokenized.scheduler)
             if tokenized.scheduler is None:
-                live.waits_for, live.trouble_since = WaitsFor.SCHEDULER, live.heard_at
+                self._sender.let_wait(live, WaitsFor.SCHEDULER)
 
     def _take_failed(self, failed: Failed) -> None:
         live = self._current(failed.uid, failed.attempt)
@@ -155,6 +168,7 @@ class Replies:
         trace = self._actor.trace
         if text and not live.has_text:
             live.has_text = True
+            self._textless.discard(live.uid)
             trace.record(live.uid, "first_text")
         if token_ids and trace.tells_tokens:
             trace.record(live.uid, "delta", choice=choice, token_ids=token_ids)

@@ -18,6 +18,7 @@ from busllm.messages.codec import encode, pack_ids
 from busllm.messages.to_everyone import encode_abort
 from busllm.messages.to_scheduler import ChoiceStart, Generate
 from busllm.messages.to_tokenizer import Tokenize
+from busllm.requests.agenda import Agenda
 from busllm.requests.live import LiveRequest, Phase, WaitsFor
 from busllm.requests.routing import pick
 
@@ -27,10 +28,11 @@ MAX_DOUBLINGS = 4
 
 
 class Sender:
-    """Publishes the requests of one owner."""
+    """Publishes the requests of one owner; whoever's state it changes is looked at in the next tick."""
 
-    def __init__(self, actor: Actor) -> None:
+    def __init__(self, actor: Actor, agenda: Agenda) -> None:
         self._actor = actor
+        self._agenda = agenda
         self._in_flight: Counter[str] = Counter()
 
     def begin(self, live: LiveRequest) -> None:
@@ -64,7 +66,8 @@ class Sender:
         self._actor.log.info("sent_on", uid=live.uid, attempt=live.attempt, reason=reason)
         if live.fruitless > MAX_TRIES_AT_ONCE:
             doublings = min(live.fruitless - MAX_TRIES_AT_ONCE, MAX_DOUBLINGS)
-            live.waits_for, live.not_before = WaitsFor.PAUSE, now + timings.retry_pause_s * 2**doublings
+            live.not_before = now + timings.retry_pause_s * 2**doublings
+            self.let_wait(live, WaitsFor.PAUSE)
         else:
             self.dispatch(live)
         self._publish_abort(live.uid, previous)
@@ -78,18 +81,26 @@ class Sender:
         for choice in live.unfinished():
             choice.sent(now)
         try:
-            live.waits_for = self._to_tokenizer(live) if live.prompt_ids is None else self._to_scheduler(live)
+            missing = self._to_tokenizer(live) if live.prompt_ids is None else self._to_scheduler(live)
         except (BusDown, BusCongested):
-            live.waits_for = WaitsFor.BUS
-        if live.waits_for is not None and live.trouble_since is None:
+            missing = WaitsFor.BUS
+        self.let_wait(live, missing)
+
+    def let_wait(self, live: LiveRequest, missing: WaitsFor | None) -> None:
+        """The request is with nobody until something comes; None = it is with somebody."""
+        now = self._actor.clock.monotonic()
+        live.waits_for = missing
+        if missing is not None and live.trouble_since is None:
             live.trouble_since = now
+        self._agenda.note(live.uid, now)
 
     def abort(self, live: LiveRequest) -> None:
         """Ends every attempt of a request, wherever it is."""
         self._publish_abort(live.uid, None)
 
     def forget(self, live: LiveRequest) -> None:
-        """The request has ended: its holders have one less."""
+        """The request has ended: its holders have one less, and nobody looks at it any more."""
+        self._agenda.forget(live.uid)
         self.hold(live, tokenizer=None, scheduler=None)
 
     def hold(self, live: LiveRequest, *, tokenizer: str | None, scheduler: str | None) -> None:

@@ -1,6 +1,6 @@
 """Watching the requests of an owner: deadlines, missing `Taken`s, silence and what is asked about it.
 
-Owns: the periodic look at all live requests, and the judgement of a probe's answer.
+Owns: the periodic look at the requests that are due, and the judgement of a probe's answer.
 Does not know: how a request is sent on (`sending.py`), what replies bring (`owner.py`).
 
 A choice silent for `silence_s` is asked about at its holder, many uids in one message. It is well when the tokenizer
@@ -11,7 +11,7 @@ within the silence. A doubtful answer is checked once more after `strike_s`, the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import anyio
 
@@ -28,22 +28,45 @@ from busllm.errors import (
 )
 from busllm.messages.codec import encode_json
 from busllm.messages.control import Probe, ProbeAnswer, ProbedSequence, probe_answer_decoder, raise_if_error
+from busllm.requests.agenda import Agenda
 from busllm.requests.live import Choice, LiveRequest, Phase, WaitsFor
 from busllm.requests.sending import Sender
 
 STRIKES = 2
 MAX_PROBED = 500  # uids in one message
+MAX_LOOKS = 1000  # requests looked at in one tick; the others that are due come in the next one
 
 
 class Watch:
-    """Looks after the live requests of one owner."""
+    """Looks after the live requests of one owner.
 
-    def __init__(self, actor: Actor, sender: Sender, lives: Mapping[str, LiveRequest]) -> None:
+    A request is looked at when something may have become wrong with it: in the tick after its state has changed, in
+    every tick while it is in trouble, else at the end of the silence that it may keep. So a tick costs as much as there
+    is to do, not as much as there are requests.
+
+    Args:
+        actor, sender: of the owner.
+        agenda: when each request is due; the sender notes changes there.
+        lives: the owner's open requests.
+        ended: called with each request that a look may have ended.
+    """
+
+    def __init__(
+        self,
+        actor: Actor,
+        sender: Sender,
+        agenda: Agenda,
+        lives: Mapping[str, LiveRequest],
+        ended: Callable[[LiveRequest], None],
+    ) -> None:
         self._actor = actor
         self._sender = sender
+        self._agenda = agenda
         self._lives = lives
+        self._ended = ended
         self._judges_after = 0.0
         self._down_since: float | None = None
+        self._judging = self._text_is_made = True
         self._probing = False
 
     def bus_is_back(self, now: float) -> None:
@@ -56,9 +79,10 @@ class Watch:
         for live in self._lives.values():
             for choice in live.unfinished():
                 choice.heard_at = None
+        self._agenda.note_all(self._actor.clock.monotonic())
 
     def tick(self) -> None:
-        """One look at every request."""
+        """Looks at the requests that are due."""
         actor, now = self._actor, self._actor.clock.monotonic()
         connected = actor.connection.is_connected
         if connected:
@@ -67,24 +91,31 @@ class Watch:
             self._down_since = now
         judging = connected and now >= self._judges_after
         text_is_made = bool(actor.directory.usable("detokenizer"))
+        if (judging, text_is_made) != (self._judging, self._text_is_made):
+            self._judging, self._text_is_made = judging, text_is_made
+            self._agenda.note_all(now)
         silent: dict[str, list[str]] = defaultdict(list)
-        for live in list(self._lives.values()):
-            if judging and not text_is_made and live.trouble_since is None and not self._has_detokenizer(live):
-                live.trouble_since = now
-            if not live.is_done and not self._expired(live, now) and judging:
+        for uid in self._agenda.take(now, MAX_LOOKS):
+            live = self._lives.get(uid)
+            if live is not None:
                 self._look_at(live, now, silent)
+                self._ended(live)
+                if not live.is_done:
+                    self._agenda.note(uid, self._next_look(live, now))
         if silent and not self._probing:
             self._probing = True
             actor.tasks.start_soon(self._probe, dict(silent))
 
     def _expired(self, live: LiveRequest, now: float) -> bool:
-        timings = self._actor.settings.timings
         since = self._down_since if self._down_since is not None else live.trouble_since
+        if since is None:
+            return False
+        timings = self._actor.settings.timings
         never_served = not any(choice.output_ids for choice in live.choices) and (
             live.waits_for in (WaitsFor.TOKENIZER, WaitsFor.SCHEDULER) or not self._has_detokenizer(live)
         )
         limit_s = timings.first_stage_s if never_served and self._down_since is None else timings.resume_deadline_s
-        if since is None or now - since < limit_s:
+        if now - since < limit_s:
             return False
         live.fail(self._give_up_reason(live, limit_s))
         self._sender.abort(live)
@@ -108,22 +139,42 @@ class Watch:
         return StageMissing(kind, self._actor.directory.why_unusable(kind) or f"nobody took it within {limit_s:g} s")
 
     def _look_at(self, live: LiveRequest, now: float, silent: dict[str, list[str]]) -> None:
-        timings = self._actor.settings.timings
+        if self._judging and not self._text_is_made and live.trouble_since is None and not self._has_detokenizer(live):
+            live.trouble_since = now
+        if live.is_done or self._expired(live, now) or not self._judging:
+            return
         if live.waits_for is not None:
             if live.waits_for is not WaitsFor.PAUSE or now >= live.not_before:
                 self._sender.dispatch(live)
             return
-        tokenizing = live.phase is Phase.TOKENIZING
-        holder = live.tokenizer if tokenizing else live.scheduler
-        taken = live.taken if tokenizing else all(choice.taken for choice in live.unfinished())
-        if not taken and now - live.sent_at >= timings.taken_s:
+        holder = live.tokenizer if live.phase is Phase.TOKENIZING else live.scheduler
+        if not self._is_taken(live) and now >= self._taken_by(live):
             self._sender.send_on(live, "not taken", avoid=holder, holder_died=False)
         elif holder is not None and len(silent[holder]) < MAX_PROBED and self._silent_choices(live, now):
             silent[holder].append(live.uid)
 
-    def _silent_choices(self, live: LiveRequest, now: float) -> list[Choice]:
+    def _next_look(self, live: LiveRequest, now: float) -> float:
+        """When something may have become wrong with a request, if nothing is heard of it until then."""
+        if not self._judging or live.waits_for is not None or live.trouble_since is not None:
+            return now
+        moments = [self._asks_at(choice) for choice in live.unfinished()]
+        if not self._is_taken(live):
+            moments.append(self._taken_by(live))
+        return max(now, min(moments))
+
+    @staticmethod
+    def _is_taken(live: LiveRequest) -> bool:
+        return live.taken if live.phase is Phase.TOKENIZING else all(choice.taken for choice in live.unfinished())
+
+    def _taken_by(self, live: LiveRequest) -> float:
+        return live.sent_at + self._actor.settings.timings.taken_s
+
+    def _asks_at(self, choice: Choice) -> float:
         timings = self._actor.settings.timings
-        return [choice for choice in live.choices if choice.is_silent(now, timings.silence_s, timings.strike_s)]
+        return choice.asks_at(timings.silence_s, timings.strike_s)
+
+    def _silent_choices(self, live: LiveRequest, now: float) -> list[Choice]:
+        return [choice for choice in live.unfinished() if now >= self._asks_at(choice)]
 
     # ------------------------------------------------------------ probing
 
@@ -145,6 +196,7 @@ class Watch:
                 live = self._lives.get(uid)
                 if live is not None and live.attempt == attempt and not live.is_done:
                     self._judge(live, answers)
+                    self._ended(live)
         finally:
             self._probing = False
 
@@ -183,6 +235,7 @@ class Watch:
                 choice.heard(now)
             else:
                 choice.strikes += 1
+        self._agenda.note(live.uid, now)  # a doubtful one is asked about sooner
         if any(choice.strikes >= STRIKES for choice in silent):
             self._sender.send_on(live, "lost by its holder", avoid=None, holder_died=False)
 
