@@ -71,12 +71,16 @@ class PeerChange(msgspec.Struct, frozen=True):
 
 
 class Directory:
-    """The peers of one actor."""
+    """The peers of one actor.
+
+    Who is usable is asked for every request and changes seldom, so the answer is kept until a peer's usability changes.
+    """
 
     def __init__(self, versions: Versions, timings: Timings) -> None:
         self._versions = versions
         self._timings = timings
         self._peers: dict[str, Peer] = {}
+        self._usable: dict[str, list[Peer]] = {}  # by kind; what is not there has to be looked up
 
     def hear(self, announcement: Announcement, now: float) -> list[PeerChange]:
         """Takes one announcement; `now` is the clock's monotonic time."""
@@ -85,13 +89,16 @@ class Directory:
             return [] if peer is None else [self._bury(peer)]
         if peer is None:
             peer = self._peers[announcement.instance] = Peer(announcement, now)
-            was_ready, was_draining, recovered = False, False, False
+            was_ready, was_draining, recovered, usable_as = False, False, False, None
         else:
+            usable_as = self._usable_as(peer)
             was_ready = peer.announcement.state is StageState.READY
             was_draining = peer.announcement.state is StageState.DRAINING
             recovered = peer.health is PeerHealth.SUSPECT or not peer.heard_since_gap
             peer.announcement, peer.heard_at = announcement, now
             peer.health, peer.heard_since_gap = PeerHealth.ALIVE, True
+        if self._usable_as(peer) != usable_as:
+            self._usable.clear()
         changes = [PeerChange(PeerNews.RECOVERED, peer)] if recovered else []
         if announcement.state is StageState.READY and not was_ready:
             changes.append(PeerChange(PeerNews.READY, peer))
@@ -106,8 +113,7 @@ class Directory:
         peer = self._peers.get(instance)
         if peer is None or peer.health is not PeerHealth.ALIVE:
             return []
-        peer.health = PeerHealth.SUSPECT
-        return [PeerChange(PeerNews.SUSPECT, peer)]
+        return [self._suspect(peer)]
 
     def tick(self, now: float) -> list[PeerChange]:
         """Judges by silence."""
@@ -117,8 +123,7 @@ class Directory:
             if silent_s >= self._timings.gone_s:
                 changes.append(self._bury(peer))
             elif silent_s >= self._timings.suspect_s and peer.health is PeerHealth.ALIVE:
-                peer.health = PeerHealth.SUSPECT
-                changes.append(PeerChange(PeerNews.SUSPECT, peer))
+                changes.append(self._suspect(peer))
         return changes
 
     def resume(self, now: float) -> None:
@@ -126,8 +131,15 @@ class Directory:
         for peer in self._peers.values():
             peer.heard_at = max(peer.heard_at, now)
             peer.heard_since_gap = False
+        self._usable.clear()
+
+    def _suspect(self, peer: Peer) -> PeerChange:
+        self._usable.clear()
+        peer.health = PeerHealth.SUSPECT
+        return PeerChange(PeerNews.SUSPECT, peer)
 
     def _bury(self, peer: Peer) -> PeerChange:
+        self._usable.clear()
         del self._peers[peer.instance]
         peer.health = PeerHealth.GONE
         return PeerChange(PeerNews.GONE, peer)
@@ -155,10 +167,16 @@ class Directory:
             and self.is_compatible(peer.announcement)
         )
 
+    def _usable_as(self, peer: Peer) -> str | None:
+        return peer.kind if self.is_usable(peer) else None
+
     def usable(self, kind: str, avoid: tuple[str, ...] = ()) -> list[Peer]:
         """Peers of a kind for new work; those in `avoid` only when there is no other."""
-        able = [peer for peer in self._peers.values() if peer.kind == kind and self.is_usable(peer)]
-        return [peer for peer in able if peer.instance not in avoid] or able
+        able = self._usable.get(kind)
+        if able is None:
+            able = [peer for peer in self._peers.values() if peer.kind == kind and self.is_usable(peer)]
+            self._usable[kind] = able
+        return [peer for peer in able if peer.instance not in avoid] or list(able)
 
     def why_unusable(self, kind: str) -> str | None:
         """Why no instance of a kind can be used, for people; None when one can."""

@@ -98,10 +98,11 @@ class Wire:
         await settle()
 
     async def until(self, condition: Any) -> None:
-        """Waits for what another thread brings about."""
+        """Waits for what another thread brings about, and hears what was said by then."""
         with anyio.fail_after(PATIENCE_S):
             while not condition():
                 await anyio.sleep(0.005)
+        await self.settle()
 
     def statistics(self) -> dict[str, Any]:
         """Counts of the stage."""

@@ -46,7 +46,6 @@ class DetokenizerLink:
 
     def open(self, held: HeldSequence) -> None:
         """Gives a sequence a handle here."""
-        held.detokenizer = self.detokenizer
         held.handle = self._next_handle
         self._next_handle += 1
         self._opened.append(held.opened())

@@ -8,8 +8,6 @@ Next on the path: `detokenizer_link.py` fills the batches, `stages/detokenizer/s
 
 from __future__ import annotations
 
-from collections import Counter
-
 from busllm.actors.actor import Actor
 from busllm.bus.protocol import Message
 from busllm.engine.sequence import SequenceTokens
@@ -32,7 +30,6 @@ class Outbound:
         self._actor = actor
         self._table = table
         self._links: dict[str, DetokenizerLink] = {}
-        self._some_wait = False
         self._reply_prefix = f"{actor.subjects.inbox(actor.instance)}.batch"
 
     @property
@@ -46,7 +43,7 @@ class Outbound:
             return  # its owner sends it on, and gets them then
         if held.backlog or (held.detokenizer is None and not self._open(held)):
             held.backlog.append(tokens)
-            self._some_wait = True
+            self._table.wait_changed(held)
             return
         assert held.detokenizer is not None
         self._links[held.detokenizer].add(held, tokens)
@@ -87,9 +84,10 @@ class Outbound:
         """A detokenizer is gone: the owners of its sequences are told, and send them on."""
         if self._links.pop(detokenizer, None) is None:
             return
-        lost = [held for held in self._table if held.detokenizer == detokenizer and not held.lost_detokenizer]
+        lost = [held for held in self._table.of_detokenizer(detokenizer) if not held.lost_detokenizer]
         for held in lost:
-            held.lost_detokenizer = self._some_wait = True
+            held.lost_detokenizer = True
+            self._table.wait_changed(held)
         error = Lost(f"The detokenizer {detokenizer} is lost: {reason}.")
         for generate in {held.generate.uid: held.generate for held in lost}.values():
             message = failed(generate.uid, generate.attempt, "detokenizer", error)
@@ -98,10 +96,11 @@ class Outbound:
     def send_backlogs(self) -> list[HeldSequence]:
         """A detokenizer is there: sends what waited for one; returns the sequences that ended with it."""
         ended = []
-        for held in self._table:
+        for held in list(self._table.waiting):
             backlog, held.backlog = held.backlog, []
             for tokens in backlog:
                 self.send(held, tokens)
+            self._table.wait_changed(held)
             if backlog and not held.must_wait and backlog[-1].finish_reason is not None:
                 ended.append(held)
         return ended
@@ -109,11 +108,11 @@ class Outbound:
     def held_back(self) -> frozenset[Key]:
         """Sequences whose further tokens would only pile up, or go where nobody was heard since the last bus gap."""
         blocked = {name for name, link in self._links.items() if link.is_congested or not self._is_heard(name)}
-        if not blocked and not self._some_wait:
+        if not blocked and not self._table.waiting:
             return _NOBODY
-        waiting = [held.key for held in self._table if held.must_wait]
-        self._some_wait = bool(waiting)
-        return frozenset(waiting).union(held.key for held in self._table if held.detokenizer in blocked)
+        return frozenset(held.key for held in self._table.waiting).union(
+            held.key for detokenizer in blocked for held in self._table.of_detokenizer(detokenizer)
+        )
 
     def _is_heard(self, detokenizer: str) -> bool:
         peer = self._actor.directory.get(detokenizer)
@@ -121,17 +120,15 @@ class Outbound:
 
     def _open(self, held: HeldSequence) -> bool:
         able = self._actor.directory.usable("detokenizer", held.generate.avoid)
-        peer = pick(able, self._sequences_per_link() if len(able) > 1 else {})
+        peer = pick(able, self._table.num_by_detokenizer() if len(able) > 1 else {})
         if peer is None:
             return False
         link = self._links.get(peer.instance)
         if link is None:
             link = self._links[peer.instance] = DetokenizerLink(self._actor.instance, peer.instance)
+        self._table.assign(held, peer.instance)
         link.open(held)
         return True
-
-    def _sequences_per_link(self) -> Counter[str]:
-        return Counter(held.detokenizer for held in self._table if held.detokenizer is not None)
 
 
 def _batch_number(payload: bytes) -> int:
