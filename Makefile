@@ -15,10 +15,10 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint
 	--config-settings editable_mode=compat
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test test-long test-all gpu-check check format bench model
+.PHONY: help install up test test-long test-all gpu-check check format bench bench-peers model
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(DEVELOPMENT)  ## make .venv with everything for development, when something has changed
 
@@ -47,8 +47,11 @@ format: $(DEVELOPMENT)  ## put files into the format that `make check` asks for
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(RUNTIME)  ## load a running server (ARGUMENTS="--help" tells how)
-	$(BIN)/busllm bench $(ARGUMENTS)
+bench: $(RUNTIME)  ## busllm beside every installed peer, as JSON and a page (ARGUMENTS="--help" tells how to do less)
+	$(BIN)/python -m bench.compare $(ARGUMENTS)
+
+bench-peers: $(RUNTIME)  ## install the servers that `make bench` compares with (PEERS=folder for another place)
+	$(BIN)/python -m bench.compare --install all
 
 model: $(RUNTIME)
 	@$(BIN)/busllm pull $(MODEL)

@@ -1,0 +1,1 @@
+"""Measurements. Not shipped with the package: everything here runs from a checkout."""
