@@ -32,7 +32,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
 
 
 class ChoiceDelta(msgspec.Struct, frozen=True):
-    """New output of one choice; what arrives faster than it is read is merged into one delta.
+    """New output of one choice: of one step of the engine, or of several when it was left unread for long.
 
     Attributes:
         choice: its number.

@@ -11,8 +11,9 @@ import enum
 import anyio
 
 from busllm.errors import BusllmError
-from busllm.messages.to_frontend import TokenText, Usage
 from busllm.requests.generation import ChoiceDelta, GenerationRequest
+
+MAX_UNREAD_DELTAS = 64  # and one per choice; more that a slow reader leaves are merged
 
 
 class Phase(enum.Enum):
@@ -32,7 +33,7 @@ class WaitsFor(enum.Enum):
 
 
 class Choice:
-    """What the client has of one choice, and what waits to be read.
+    """What the client has of one choice (what waits to be read included), and what is known of its holder.
 
     Attributes:
         taken: a scheduler has said that it holds this choice of the current attempt.
@@ -47,7 +48,6 @@ class Choice:
         self.delivered_chars = 0
         self.finished = False
         self.sent(now)
-        self._clear()
 
     def sent(self, now: float) -> None:
         """It was sent to somebody: what was known of its holder is void."""
@@ -65,46 +65,6 @@ class Choice:
         if self.heard_at is None:
             return self.asked_at + strike_s
         return max(self.heard_at, self.asked_at) + (strike_s if self.strikes else silence_s)
-
-    def _clear(self) -> None:
-        self._texts: list[str] = []
-        self._new_ids: list[int] = []
-        self._logprobs: list[TokenText] = []
-        self._prompt_logprobs: tuple[TokenText, ...] | None = None
-        self._finish_reason: str | None = None
-        self._usage: Usage | None = None
-
-    def add(self, text: str, token_ids: list[int], logprobs: tuple[TokenText, ...]) -> None:
-        """Takes new output."""
-        self.output_ids.extend(token_ids)
-        self.delivered_chars += len(text)
-        self._texts.append(text)
-        self._new_ids.extend(token_ids)
-        self._logprobs.extend(logprobs)
-
-    def add_prompt_logprobs(self, logprobs: tuple[TokenText, ...]) -> None:
-        """Takes the log probabilities of the prompt."""
-        self._prompt_logprobs = logprobs
-
-    def finish(self, reason: str, usage: Usage) -> None:
-        """Takes the end."""
-        self.finished = True
-        self._finish_reason = reason
-        self._usage = usage
-
-    def take(self) -> ChoiceDelta:
-        """Everything unread as one delta."""
-        delta = ChoiceDelta(
-            choice=self.number,
-            text="".join(self._texts),
-            token_ids=tuple(self._new_ids),
-            logprobs=tuple(self._logprobs),
-            prompt_logprobs=self._prompt_logprobs,
-            finish_reason=self._finish_reason,
-            usage=self._usage,
-        )
-        self._clear()
-        return delta
 
 
 class LiveRequest:
@@ -146,11 +106,14 @@ class LiveRequest:
         self.heard_at = now
         self.choices = [Choice(number, now) for number in range(len(request.prompts) * request.n)]
         self.has_text = False
-        self._unread: dict[int, None] = {}
         self.num_unfinished = len(self.choices)
+        self._unread: list[ChoiceDelta] = []
+        self._max_unread = MAX_UNREAD_DELTAS + len(self.choices)
         self._error: BusllmError | None = None
         self._ended = False
-        self._wake = anyio.Event()
+        # One object for all waits of the one reader: events would have to be made anew, thousands of them each second.
+        self._wake = anyio.Semaphore(0, fast_acquire=True)
+        self._is_awaited = False
 
     # ------------------------------------------------------------ owner's side
 
@@ -174,22 +137,29 @@ class LiveRequest:
             return (self.tokenizer,) if self.tokenizer else ()
         return tuple(instance for instance in (self.scheduler, self.detokenizer) if instance)
 
-    def deliver(self, choice: Choice) -> None:
-        """A choice has something new for the reader."""
-        self._unread[choice.number] = None
-        self._wake.set()
-
-    def finish(self, choice: Choice, reason: str, usage: Usage) -> None:
-        """One choice has ended."""
-        choice.finish(reason, usage)
-        self.num_unfinished -= 1
-        self.deliver(choice)
+    def give(self, delta: ChoiceDelta) -> None:
+        """Takes new output of a choice, for the record and for the reader; with a finish reason it is the last."""
+        choice = self.choices[delta.choice]
+        choice.output_ids.extend(delta.token_ids)
+        choice.delivered_chars += len(delta.text)
+        if delta.finish_reason is not None:
+            choice.finished = True
+            self.num_unfinished -= 1
+        if len(self._unread) >= self._max_unread:
+            self._unread = _merged(self._unread)
+        self._unread.append(delta)
+        self._wake_reader()
 
     def fail(self, error: BusllmError) -> None:
         """The request ends with an error; the first end counts."""
         if not self.is_done:
             self._error = error
-            self._wake.set()
+            self._wake_reader()
+
+    def _wake_reader(self) -> None:
+        if self._is_awaited:
+            self._is_awaited = False
+            self._wake.release()
 
     # ------------------------------------------------------------ reader's side
 
@@ -197,7 +167,7 @@ class LiveRequest:
         return self
 
     async def __anext__(self) -> list[ChoiceDelta]:
-        """Waits for output; what came since the last call is merged, one delta per choice.
+        """Waits for output and gives all that is unread, in order; see `protocol.LiveRequest`.
 
         Raises:
             StopAsyncIteration: every choice has finished and was read.
@@ -206,13 +176,31 @@ class LiveRequest:
         while not self._unread and self._error is None:
             if self._ended or self.num_unfinished == 0:
                 raise StopAsyncIteration
-            self._wake = anyio.Event()
-            await self._wake.wait()
+            self._is_awaited = True
+            await self._wake.acquire()
         if self._unread:
-            deltas = [self.choices[number].take() for number in self._unread]
-            self._unread = {}
+            deltas, self._unread = self._unread, []
             return deltas
         error, self._error, self._ended = self._error, None, True
         assert error is not None
         self.num_unfinished = 0
         raise error
+
+
+def _merged(deltas: list[ChoiceDelta]) -> list[ChoiceDelta]:
+    """The same output with one delta per choice."""
+    of_choice: dict[int, list[ChoiceDelta]] = {}
+    for delta in deltas:
+        of_choice.setdefault(delta.choice, []).append(delta)
+    return [
+        ChoiceDelta(
+            choice=choice,
+            text="".join(delta.text for delta in parts),
+            token_ids=tuple(token_id for delta in parts for token_id in delta.token_ids),
+            logprobs=tuple(one for delta in parts for one in delta.logprobs),
+            prompt_logprobs=next((delta.prompt_logprobs for delta in parts if delta.prompt_logprobs is not None), None),
+            finish_reason=parts[-1].finish_reason,
+            usage=parts[-1].usage,
+        )
+        for choice, parts in of_choice.items()
+    ]

@@ -16,9 +16,10 @@ from busllm.requests.generation import ChoiceDelta, GenerationRequest
 class LiveRequest(Protocol):
     """A request under way: an asynchronous iterator of what is new.
 
-    Each step waits for new output and gives everything that came since the last one, merged to at most one delta per
-    choice. It stops after the last delta of every choice. A failure is raised once, as a `BusllmError`; nothing
-    follows it. Cancelling a step loses nothing: the next one gives what was there.
+    Each step waits for new output and gives everything that came since the last one, in order: a delta for each step of
+    the engine that gave something. Only what a slow reader leaves unread for long is merged. It stops after the last
+    delta of every choice. A failure is raised once, as a `BusllmError`; nothing follows it. Cancelling a step loses
+    nothing: the next one gives what was there.
     """
 
     @property

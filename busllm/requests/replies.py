@@ -16,7 +16,8 @@ from busllm.errors import Draining, MalformedMessage, QueueFull, RemoteError
 from busllm.messages.columns import unpack_column, unpack_rows
 from busllm.messages.control import ERROR_PREFIX, raise_if_error
 from busllm.messages.parts import Joiner, Part
-from busllm.messages.to_frontend import Failed, StepText, Taken, ToFrontend, Tokenized, decoder, remote_error
+from busllm.messages.to_frontend import Failed, StepText, Taken, ToFrontend, Tokenized, TokenText, decoder, remote_error
+from busllm.requests.generation import ChoiceDelta
 from busllm.requests.live import Choice, LiveRequest, Phase, WaitsFor
 from busllm.requests.sending import Sender
 
@@ -137,12 +138,14 @@ class Replies:
         rows = unpack_rows(batch.offsets, batch.token_ids, num_rows)
         finished = {row: (reason, usage) for row, reason, usage in batch.finished}
         logprobs, prompt_logprobs = dict(batch.logprobs), dict(batch.prompt_logprobs)
+        now = self._actor.clock.monotonic()
         for row, uid in enumerate(batch.uids):
-            live = self._current(uid, attempts[row])
-            if live is None:
+            live = self._lives.get(uid)
+            if live is None or live.attempt != attempts[row] or live.is_done:
                 continue
-            choice, new_ids = choice_of(live, choices[row]), rows[row]
-            choice.heard(live.heard_at)
+            live.heard_at = now
+            choice, new_ids, text = choice_of(live, choices[row]), rows[row], batch.texts[row]
+            choice.heard(now)
             have = len(choice.output_ids)
             repeated = bool(new_ids) and indexes[row] + len(new_ids) <= have
             if choice.finished or (repeated and row not in finished):
@@ -151,18 +154,19 @@ class Replies:
                 self._sender.send_on(live, "a hole in the output", avoid=None, holder_died=False)
                 continue
             live.detokenizer, live.trouble_since = batch.detokenizer, None
-            if new_ids and not repeated:
-                live.holders_lost = live.fruitless = 0
-            if not repeated:
-                choice.add(batch.texts[row], new_ids, logprobs.get(row, ()))
-                self._tell(live, choices[row], batch.texts[row], new_ids)
-            if row in prompt_logprobs:
-                choice.add_prompt_logprobs(prompt_logprobs[row])
-            if row in finished:
-                live.finish(choice, *finished[row])
-                self._ended(live)
+            scores: tuple[TokenText, ...] = ()
+            if repeated:
+                text, new_ids = "", []
             else:
-                live.deliver(choice)
+                scores = logprobs.get(row, ())
+                self._tell(live, choice.number, text, new_ids)
+            if new_ids:
+                live.holders_lost = live.fruitless = 0
+            reason, usage = finished.get(row, (None, None))
+            scored = prompt_logprobs.get(row)
+            live.give(ChoiceDelta(choice.number, text, tuple(new_ids), scores, scored, reason, usage))
+            if reason is not None:
+                self._ended(live)
 
     def _tell(self, live: LiveRequest, choice: int, text: str, token_ids: list[int]) -> None:
         trace = self._actor.trace
@@ -170,7 +174,7 @@ class Replies:
             live.has_text = True
             self._textless.discard(live.uid)
             trace.record(live.uid, "first_text")
-        if token_ids and trace.tells_tokens:
+        if trace.tells_tokens and token_ids:
             trace.record(live.uid, "delta", choice=choice, token_ids=token_ids)
 
     def _could_not_read(self, uid: str, payload: bytes) -> None:

@@ -7,7 +7,7 @@ Does not know: in which order chunks come (`generation.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -18,6 +18,7 @@ from busllm.stages.frontend.answers import ChatLogprobs, UsageBody
 from busllm.stages.frontend.logprobs import chat_tokens, completion_logprobs
 
 _encode = msgspec.json.Encoder().encode
+_PLACE = b"\0"  # stands for a text; JSON has no such byte
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -66,12 +67,35 @@ class Chunks(Protocol):
         ...
 
 
+class PlainText:
+    """Events with nothing but text: what stands around it is put together once per choice.
+
+    Args:
+        whole: the whole event of a choice around encoded text.
+    """
+
+    def __init__(self, whole: Callable[[int, bytes], bytes]) -> None:
+        self._whole = whole
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+
+    def event(self, delta: ChoiceDelta) -> bytes:
+        """The event of new text."""
+        around = self._around.get(delta.choice)
+        if around is None:
+            before, _, after = self._whole(delta.choice, _PLACE).partition(_PLACE)
+            around = self._around[delta.choice] = (before, after)
+        return around[0] + _encode(delta.text) + around[1]
+
+
 class ChatChunks:
     """Events of `POST /v1/chat/completions`."""
 
     def __init__(self, head: Head) -> None:
         self._start = head.event("chat.completion.chunk")
         self._tail = head.tail
+        self._plain = PlainText(
+            lambda choice, text: self._chunk(choice, b'{"content":' + text + b"}", b"null", b"null")
+        )
 
     def opening(self, delta: ChoiceDelta) -> bytes:
         """The role."""
@@ -79,7 +103,9 @@ class ChatChunks:
 
     def text(self, delta: ChoiceDelta) -> bytes:
         """New text, with log probabilities where the delta has some."""
-        logprobs = _encode(ChatLogprobs(chat_tokens(delta.logprobs))) if delta.logprobs else b"null"
+        if not delta.logprobs:
+            return self._plain.event(delta)
+        logprobs = _encode(ChatLogprobs(chat_tokens(delta.logprobs)))
         return self._chunk(delta.choice, b'{"content":' + _encode(delta.text) + b"}", logprobs, b"null")
 
     def closing(self, choice: int, finish_reason: str) -> bytes:
@@ -114,6 +140,7 @@ class CompletionChunks:
         self._n = n
         self._num_top = num_top
         self._offsets: dict[int, int] = {}
+        self._plain = PlainText(lambda choice, text: self._chunk(choice, text, b"null", b"null"))
 
     def opening(self, delta: ChoiceDelta) -> bytes:
         """The prompt, when it is echoed."""
@@ -124,6 +151,8 @@ class CompletionChunks:
 
     def text(self, delta: ChoiceDelta) -> bytes:
         """New text, with log probabilities where the delta has some."""
+        if not delta.logprobs:
+            return self._plain.event(delta)
         logprobs = self._logprobs(delta.choice, delta.logprobs)
         return self._chunk(delta.choice, _encode(delta.text), logprobs, b"null")
 

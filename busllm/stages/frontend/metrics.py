@@ -19,6 +19,7 @@ from busllm.errors import Unavailable
 from busllm.messages.control import Announcement
 from busllm.messages.to_frontend import Usage
 from busllm.requests.generation import ChoiceDelta
+from busllm.stages.frontend.histogram import LoopHistogram
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _LATENCIES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -52,12 +53,12 @@ class FrontendMetrics:
             buckets=_LATENCIES_S,
             registry=self._registry,
         )
-        self.inter_token = Histogram(
+        self.inter_token = LoopHistogram(
             "busllm_inter_token_seconds",
             "Between two tokens of one choice; tokens that came together share their gap.",
-            buckets=_GAPS_S,
-            registry=self._registry,
+            _GAPS_S,
         )
+        self._registry.register(self.inter_token)
         self.prompt_tokens = Counter("busllm_prompt_tokens", "Tokens of prompts.", registry=self._registry)
         self.cached_tokens = Counter("busllm_cached_tokens", "Prompt tokens found in cache.", registry=self._registry)
         self.completion_tokens = Counter("busllm_completion_tokens", "Generated tokens.", registry=self._registry)
@@ -95,18 +96,17 @@ class GenerationMeter:
     def observe(self, deltas: Iterable[ChoiceDelta]) -> None:
         """Takes what arrived now."""
         now = time.monotonic()
+        num_tokens: dict[int, int] = {}
         for delta in deltas:
-            num_tokens = len(delta.token_ids)
-            if not num_tokens:
-                continue
-            last_at = self._last_at.get(delta.choice)
+            if delta.token_ids:
+                num_tokens[delta.choice] = num_tokens.get(delta.choice, 0) + len(delta.token_ids)
+        for choice, number in num_tokens.items():
+            last_at = self._last_at.get(choice)
             if not self._last_at:
                 self._metrics.first_token.observe(now - self._submitted_at)
             if last_at is not None:
-                gap_s = (now - last_at) / num_tokens
-                for _ in range(num_tokens):
-                    self._metrics.inter_token.observe(gap_s)
-            self._last_at[delta.choice] = now
+                self._metrics.inter_token.observe((now - last_at) / number, number)
+            self._last_at[choice] = now
 
 
 class _StageCollector(Collector):
