@@ -176,7 +176,8 @@ class Directory:
         if able is None:
             able = [peer for peer in self._peers.values() if peer.kind == kind and self.is_usable(peer)]
             self._usable[kind] = able
-        return [peer for peer in able if peer.instance not in avoid] or list(able)
+        wanted = [peer for peer in able if peer.instance not in avoid] if avoid else None
+        return wanted or list(able)
 
     def why_unusable(self, kind: str) -> str | None:
         """Why no instance of a kind can be used, for people; None when one can."""

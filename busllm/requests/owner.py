@@ -24,7 +24,7 @@ from busllm.bus.protocol import BusEvent, Disconnected, Message, Overflow, Permi
 from busllm.errors import Aborted, BusUnavailable, Draining, QueueFull, StageMissing
 from busllm.ids import new_uid
 from busllm.messages.codec import encode_json
-from busllm.messages.control import Announcement, LiveAnswer, raise_if_error
+from busllm.messages.control import Announcement, LiveAnswer, probe_decoder, raise_if_error
 from busllm.messages.to_everyone import decode_abort
 from busllm.requests.agenda import Agenda
 from busllm.requests.generation import GenerationRequest
@@ -186,9 +186,14 @@ class RequestOwner:
             actor.subjects.abort("*"): self._abort_arrived,
         }
 
-    def live_answer(self) -> bytes:
-        """Answer to "which requests do you still wait for?"."""
-        live = tuple((live.uid, live.attempt) for live in self._lives.values())
+    def live_answer(self, question: bytes = b"") -> bytes:
+        """Answer to "which of these requests do you still wait for?"; an empty question asks about all.
+
+        Raises:
+            MalformedMessage: the question is none.
+        """
+        uids = probe_decoder.decode(question).uids if question else tuple(self._lives)
+        live = tuple((uid, self._lives[uid].attempt) for uid in uids if uid in self._lives)
         return encode_json(LiveAnswer(self._actor.instance, live))
 
     def bus_event(self, event: BusEvent) -> None:

@@ -58,7 +58,7 @@ class OwnerBehaviour:
         """Answers `live`."""
         if verb != "live":
             raise InvalidRequest(f"A {self._kind} knows no control verb {verb!r}.")
-        return self.owner.live_answer()
+        return self.owner.live_answer(question)
 
     def load(self) -> dict[str, float]:
         """See `Behaviour`."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from busllm.actors.clock import Timings
-from busllm.actors.directory import Directory, PeerChange, PeerHealth, PeerNews
+from busllm.actors.directory import Directory, Peer, PeerChange, PeerHealth, PeerNews
 from busllm.messages.control import Announcement, StageState, Versions
+from busllm.testing.looked_at import looked_at
 
 NO_VERSIONS = Versions()
 TIMINGS = Timings(suspect_s=2.0, gone_s=6.0, settle_s=1.0)
@@ -118,3 +122,48 @@ def test_avoided_peers_are_taken_when_there_is_no_other(directory: Directory) ->
     assert names(directory, avoid=("scheduler-0-aaaaaaaa",)) == ["scheduler-0-aaaaaaaa"]
     directory.hear(said(instance="scheduler-1-bbbbbbbb"), 0.0)
     assert names(directory, avoid=("scheduler-0-aaaaaaaa",)) == ["scheduler-1-bbbbbbbb"]
+
+
+# ---------------------------------------------------------------- many peers
+
+
+def by_definition(directory: Directory, kind: str) -> list[str]:
+    return [peer.instance for peer in directory.peers() if peer.kind == kind and directory.is_usable(peer)]
+
+
+def test_who_is_usable_is_kept_while_heartbeats_change_nothing_about_it(directory: Directory) -> None:
+    for number in range(100):
+        directory.hear(said(instance=f"scheduler-{number}-aaaaaaaa"), 0.0)
+    assert len(names(directory)) == 100
+    for number in range(100):
+        directory.hear(said(instance=f"scheduler-{number}-aaaaaaaa"), 0.5)
+    with looked_at(Peer) as seen:
+        directory.usable("scheduler")
+    assert len(seen) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["ready", "draining", "gone", "alien", "doubt", "other"]),
+                          st.sampled_from([0.0, 0.1, 2.5])), max_size=30))  # fmt: skip
+def test_who_is_usable_is_right_after_every_change(happenings: list[tuple[int, str, float]]) -> None:
+    directory, now = Directory(Versions(model="m"), TIMINGS), 0.0
+    for number, happening, pause_s in happenings:
+        now += pause_s
+        instance = f"scheduler-{number}-aaaaaaaa"
+        match happening:
+            case "ready":
+                directory.hear(said(instance=instance), now)
+            case "draining" | "gone":
+                directory.hear(said(StageState(happening), instance), now)
+            case "alien":
+                directory.hear(said(instance=instance, versions=Versions(model="another")), now)
+            case "other":
+                directory.hear(msgspec.structs.replace(said(instance=instance), kind="tokenizer"), now)
+            case "doubt":
+                directory.doubt(instance)
+        for kind in ("scheduler", "tokenizer"):
+            assert [peer.instance for peer in directory.usable(kind)] == by_definition(directory, kind)
+        if pause_s:
+            directory.tick(now)
+        if pause_s == 0.1:
+            directory.resume(now)
+        assert names(directory) == by_definition(directory, "scheduler")
