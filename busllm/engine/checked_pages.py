@@ -13,7 +13,6 @@ from weakref import WeakSet
 import numpy as np
 
 from busllm.plan import SlotOpened
-from busllm.sampling import mix64
 
 
 class Occupant:
@@ -56,7 +55,7 @@ class Occupant:
         hashes = self._prefix_hashes
         while len(hashes) <= position:
             before = hashes[-1] if hashes else 0
-            hashes.append(mix64(before ^ mix64(self.tokens[len(hashes)] + 1)))
+            hashes.append(hash((before, self.tokens[len(hashes)])))
         return hashes[position]
 
 
@@ -125,7 +124,8 @@ class CheckedPages:
             index, offset = divmod(position, self.page_tokens)
             page = occupant.table[index]
             contents = self._contents[page]
-            del contents[offset:]
+            if offset < len(contents):
+                del contents[offset:]
+                for other in self._seen_by.pop(page, ()):
+                    other.num_seen_pages = 0
             contents.append(occupant.prefix_hash(position))
-            for other in self._seen_by.pop(page, ()):
-                other.num_seen_pages = 0
