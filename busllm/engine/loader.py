@@ -153,7 +153,8 @@ def _compiled_runner(
     def account() -> TensorAccount:
         return TensorAccount(dict(iter_tensors(files)))
 
-    decoder = load_decoder(shape, Checkpoint(account, _ignored(shape), describe(files).fingerprint), quantization)
+    checkpoint = Checkpoint(account, _ignored(shape), files.weights[0], lambda: describe(files).fingerprint)
+    decoder = load_decoder(shape, checkpoint, quantization)
     dtype = torch.bfloat16  # of the cache
     info = _model_info(files, shape, dtype, f"cpu ({decoder.label})", decoder.number_format)
     return ModelRunner(

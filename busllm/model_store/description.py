@@ -1,8 +1,8 @@
 """What stages without an engine know about a model.
 
 Owns: `ModelDescription`: the context length, the vocabulary's size, the tokens that end a turn, and a fingerprint by
-which stages of different models or versions of one are told apart. Read from the small files alone.
-Does not know: torch, weights' values, how text becomes ids.
+which stages of different models or versions of one are told apart.
+Does not know: torch, what is in the weights (`content_digest.py` says whether it is the same), how text becomes ids.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from typing import Any
 import msgspec
 
 from busllm.errors import ModelError
+from busllm.model_store.content_digest import content_digest
 from busllm.model_store.files import ModelFiles, read_json
 from busllm.model_store.refusals import refuse_other_kinds
-
-# Enough of a weight file to have a GGUF's metadata or the whole header of most safetensors.
-_HEAD_BYTES = 64 * 1024
 
 NULL_VOCAB_SIZE = 256 + 3
 NULL_MAX_CONTEXT_TOKENS = 1_000_000
@@ -34,7 +32,7 @@ class ModelDescription(msgspec.Struct, frozen=True):
         vocab_size: number of logits (the tokenizer's vocabulary may be smaller).
         eos_token_ids: every token that ends a turn.
         has_chat_template: whether chats can be served.
-        fingerprint: hex digest that differs when configuration, tokenizer or weights differ.
+        fingerprint: hex digest that differs when configuration, tokenizer or any byte of the weights differs.
     """
 
     name: str
@@ -46,10 +44,11 @@ class ModelDescription(msgspec.Struct, frozen=True):
 
 
 def describe(files: ModelFiles) -> ModelDescription:
-    """Describes a model from its small files.
+    """Describes a model from its small files, and from the weights' digest.
 
     Raises:
-        ModelError: no configuration, one of another kind of model, or one that does not say what is needed.
+        ModelError: no configuration, one of another kind of model, one that does not say what is needed, or weights
+            that cannot be read.
     """
     if files.is_null:
         return ModelDescription(
@@ -82,18 +81,23 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def fingerprint(files: ModelFiles) -> str:
-    """A digest of configuration, tokenizer, chat template, and the sizes and heads of the weight files.
+    """A digest of configuration, tokenizer, chat template and all bytes of the weights.
 
-    It reads some kilobytes: a model of many gigabytes costs no more than a small one.
+    Large weight files are read when they are new to this machine or have changed; later calls take milliseconds.
+
+    Raises:
+        ModelError: a file cannot be read.
     """
     digest = hashlib.sha256()
     small = (files.config, files.generation_config, files.tokenizer, files.tokenizer_config, files.chat_template)
-    for path in small:
-        content = path.read_bytes() if path is not None else b""
-        digest.update(len(content).to_bytes(8, "little") + content)
-    for path in (*files.safetensors, *([files.gguf] if files.gguf else [])):
-        with path.open("rb") as file:
-            digest.update(path.stat().st_size.to_bytes(8, "little") + file.read(_HEAD_BYTES))
+    try:
+        for path in small:
+            content = path.read_bytes() if path is not None else b""
+            digest.update(len(content).to_bytes(8, "little") + content)
+        for path in files.weights:
+            digest.update(content_digest(path).encode())
+    except OSError as error:
+        raise ModelError(f"{error.filename} cannot be read: {error.strerror}.") from error
     return digest.hexdigest()[:32]
 
 

@@ -55,6 +55,11 @@ class ModelFiles(msgspec.Struct, frozen=True):
         """Whether this is the null model, which has no files."""
         return self.directory is None
 
+    @property
+    def weights(self) -> tuple[Path, ...]:
+        """The files with the weights."""
+        return self.safetensors if self.gguf is None else (self.gguf,)
+
 
 def cache_root(cache_dir: Path | None = None) -> Path:
     """The cache folder: `cache_dir`, else `$BUSLLM_CACHE`, else `$XDG_CACHE_HOME/busllm` (`~/.cache/busllm`)."""

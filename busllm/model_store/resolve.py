@@ -16,6 +16,7 @@ import msgspec
 
 from busllm.errors import ModelError
 from busllm.model_store.aliases import ALIASES, nearest
+from busllm.model_store.content_digest import identify
 from busllm.model_store.files import (
     CONFIG,
     NULL_SOURCE,
@@ -102,10 +103,8 @@ def _resolve_gguf(path: Path, cache_dir: Path | None) -> ModelFiles:
 
 def _with_derived(gguf: Path, name: str, cache_dir: Path | None) -> ModelFiles:
     """Files of a GGUF outside the cache: its small files are derived once, into the cache."""
-    status = gguf.stat()
-    # Path, size and time stand for the content, as hashing gigabytes at each start would cost seconds.
-    identity = f"{gguf}\0{status.st_size}\0{status.st_mtime_ns}"
-    folder = cache_root(cache_dir) / "derived" / hashlib.sha256(identity.encode()).hexdigest()[:24]
+    identity = msgspec.json.encode(identify(gguf))
+    folder = cache_root(cache_dir) / "derived" / hashlib.sha256(identity).hexdigest()[:24]
     if not (folder / CONFIG).is_file():
         # Only this rare path needs numpy and ggml's tables.
         from busllm.model_store.derive import derive_small_files

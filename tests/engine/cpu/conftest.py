@@ -6,7 +6,14 @@ import pytest
 
 from busllm.engine.cpu.instructions import detect_instructions
 
-NEEDS_KERNELS = ("test_linear", "test_elementwise", "test_cpu_attention", "test_forward", "test_default_model")
+NEEDS_KERNELS = (
+    "test_linear",
+    "test_elementwise",
+    "test_cpu_attention",
+    "test_forward",
+    "test_load",
+    "test_default_model",
+)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -77,7 +77,7 @@ def test_a_row_has_the_same_bits_alone_in_a_batch_and_in_chunks(runner: ModelRun
 def test_a_second_start_maps_the_packed_weights(files: ModelFiles, runner: ModelRunner) -> None:
     from busllm.model_store.description import describe
 
-    path = packed_file.packed_path(describe(files).fingerprint, "auto")
+    path = packed_file.packed_path(files.weights[0], describe(files).fingerprint, "auto")
     packed = packed_file.load(path)
     assert packed is not None
     assert packed.label == "int4+int8"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from busllm.engine.cpu.packed_file import load, save
+from busllm.engine.cpu.packed_file import VERSION, load, packed_path, remove_stale, save
 from busllm.engine.cpu.packed_model import PackedModel
 from busllm.engine.cpu.shapes import Format
 
@@ -55,3 +57,21 @@ def test_another_version_is_no_model(packed: PackedModel, tmp_path: Path) -> Non
     assert b'"version":1,' in content
     path.write_bytes(content.replace(b'"version":1,', b'"version":0,'))
     assert load(path) is None
+
+
+def test_what_a_source_held_before_is_removed_and_nothing_else(packed: PackedModel, tmp_path: Path) -> None:
+    model, another = tmp_path / "model.gguf", tmp_path / "another.gguf"
+    present = packed_path(model, "new", "auto", tmp_path)
+    kept = {present, packed_path(model, "new", "int8", tmp_path), packed_path(another, "old", "auto", tmp_path)}
+    stale = {packed_path(model, "old", "auto", tmp_path), packed_path(model, "old", "int8", tmp_path)}
+    stale.add(present.with_name(present.name.replace(f"-{VERSION}.", f"-{VERSION - 1}.")))
+    for path in kept | stale:
+        save(packed, path)
+    (present.parent / ".draft-new").write_bytes(b"")
+    (dead := present.parent / ".draft-dead").write_bytes(b"")
+    os.utime(dead, (0, time.time() - 7200))
+    in_use = load(packed_path(model, "old", "auto", tmp_path))
+    remove_stale(present)
+    assert set(present.parent.iterdir()) == kept | {present.parent / ".draft-new"}
+    assert in_use is not None
+    np.testing.assert_array_equal(in_use.arrays["head.weights"], packed.arrays["head.weights"])
