@@ -1,18 +1,88 @@
 """How much of the host's memory a KV cache may take.
 
-Owns: the question to the operating system.
+Owns: the question to the operating system: what can be had without swapping, and what a container or service may have.
 Does not know: what share of it is used, and devices (`engine/memory_profile.py`).
+
+What the kernel calls free is what nobody uses at all: after a while of reading files next to nothing, since their
+content is kept as long as nobody needs the room. So such memory counts as free here, on the host (`MemAvailable`) and
+under the limits of control groups, whose use includes files read.
 """
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from busllm.errors import EngineError
 
 
-def free_memory_bytes(num_sharers: int = 1) -> int:
-    """Free bytes of the host's memory.
+@dataclass(frozen=True)
+class _Layout:
+    """File names of a version of control groups (kernel documentation, admin-guide/cgroup-v1 and cgroup-v2)."""
+
+    folder: str
+    limit: str
+    used: str
+    idle_files: str  # entry of memory.stat: files that were not read lately
+
+
+_V1 = _Layout("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = _Layout("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
+
+
+def free_memory_bytes(num_sharers: int = 1, root: Path = Path("/")) -> int:
+    """Bytes of the host's memory that this process may still take.
 
     Args:
         num_sharers: how many processes fill it alike, this one included.
+        root: of the file system.
+
+    Raises:
+        EngineError: the kernel does not say.
     """
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // num_sharers
+    return min([_available_bytes(root), *_left_in_groups(root)]) // num_sharers
+
+
+def _available_bytes(root: Path) -> int:
+    path = root / "proc" / "meminfo"
+    try:
+        kibibytes = _entries(path)["MemAvailable:"]
+    except (OSError, KeyError) as error:
+        raise EngineError(
+            f"{path} does not say how much memory is available. Give scheduler.kv_tokens, or kv_memory as an amount."
+        ) from error
+    return kibibytes * 1024
+
+
+def _left_in_groups(root: Path) -> Iterator[int]:
+    """What each group that this process is in may still take, at least 0; groups without a limit leave very much."""
+    path = root / "proc" / "self" / "cgroup"
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        _, controllers, group = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            layout = _V1
+        elif not controllers:
+            layout = _V2
+        else:
+            continue
+        # In a container the name may be the host's, and the container's own group stands at the top.
+        inner = Path(group.lstrip("/"))
+        for folder in (inner, *inner.parents):
+            yield from _left_in_group(root / layout.folder / folder, layout)
+
+
+def _left_in_group(folder: Path, layout: _Layout) -> Iterator[int]:
+    try:
+        limit, used = ((folder / name).read_text().strip() for name in (layout.limit, layout.used))
+        idle_files = _entries(folder / "memory.stat").get(layout.idle_files, 0)
+    except FileNotFoundError:  # the topmost group has no limit, and not every group counts memory
+        return
+    if limit != "max":
+        yield max(0, int(limit) - max(0, int(used) - idle_files))
+
+
+def _entries(path: Path) -> dict[str, int]:
+    """A file with a name and a number in each line."""
+    lines = (line.split() for line in path.read_text().splitlines())
+    return {words[0]: int(words[1]) for words in lines}
