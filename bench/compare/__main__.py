@@ -142,9 +142,9 @@ def _peers(arguments: argparse.Namespace, out: Path) -> list[Peer]:
         OurPeer(OurConfig(arguments.model, quantization, arguments.kv_tokens), out / "servers")
         for quantization in arguments.quantization
     ]
-    names = list(OTHERS) if arguments.peers is None else arguments.peers
-    if arguments.model == NULL_SOURCE or not names:
+    if arguments.model == NULL_SOURCE:
         return ours
+    names = list(OTHERS) if arguments.peers is None else arguments.peers
     others = _others(names, arguments)
     absent = [peer.name for peer in others if not peer.is_installed]
     if absent and arguments.peers is not None:

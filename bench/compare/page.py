@@ -83,6 +83,7 @@ def _row(comparison: Comparison, lines: Sequence[Line]) -> str:
             [Bar(server.name, line.spreads.get(server.name), server.is_ours) for server in comparison.servers],
         )
         for line in lines[:_PLOTS_PER_ROW]
+        if line.spreads
     ]
     notes = "".join(
         f'<p class="note">{_text(name)}: {_text(note)}</p>' for name, note in sorted(lines[0].notes.items())
