@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import numpy as np
@@ -161,9 +161,15 @@ class PatientCompiler(GrammarCompiler):
         return super().matcher(grammar)
 
 
-def test_a_step_looks_at_the_grammars_that_are_done_and_not_at_those_that_are_not() -> None:
+@pytest.fixture
+def patient() -> Iterator[PatientCompiler]:
     compiler = PatientCompiler()
-    waiting = GrammarWait(compiler)
+    yield compiler
+    compiler.may_go_on.set()  # else its thread, and the tests, would never end
+
+
+def test_a_step_looks_at_the_grammars_that_are_done_and_not_at_those_that_are_not(patient: PatientCompiler) -> None:
+    waiting = GrammarWait(patient)
     digits = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "[0-9]+"))
     sequences = [LiveSequence(sequence_request(f"u{number}", [65], digits), number, (), 100) for number in range(MANY)]
     for seq in sequences:
@@ -173,7 +179,7 @@ def test_a_step_looks_at_the_grammars_that_are_done_and_not_at_those_that_are_no
     assert len(futures) == 0
     for seq in sequences[1:]:
         waiting.discard(seq)
-    compiler.may_go_on.set()
+    patient.may_go_on.set()
     ready = []
     while not ready:
         ready = waiting.take_ready()
