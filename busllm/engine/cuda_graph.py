@@ -3,8 +3,8 @@
 Owns: the warm-up before a recording, and the memory that all recordings share.
 Does not know: what is recorded (`engine/graphs.py`).
 
-The recordings share one pool of memory. That is right because they are replayed one after the other on one stream and
-each result is used before the next replay.
+The recordings of a runner share one pool of memory. That is right because they are replayed one after the other on one
+stream and each result is used before the next replay.
 """
 
 from __future__ import annotations
@@ -53,11 +53,13 @@ class CudaGraphRecorder:
         self._device = device
         self._pool: Any | None = None  # an opaque handle
 
+    def begin(self) -> None:
+        """Takes a new pool: one whose recordings are all gone cannot be recorded into again."""
+        self._pool = torch.cuda.graph_pool_handle()
+
     def record(self, work: Callable[[], torch.Tensor]) -> CudaRecordedStep:
         """Warms up beside the current stream, then records."""
         with torch.cuda.device(self._device):
-            if self._pool is None:
-                self._pool = torch.cuda.graph_pool_handle()
             current, beside = torch.cuda.current_stream(), torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
             beside.wait_stream(current)
             with torch.cuda.stream(beside):

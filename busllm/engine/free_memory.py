@@ -1,7 +1,7 @@
 """How much of the host's memory a KV cache may take.
 
 Owns: the question to the operating system: what can be had without swapping, and what a container or service may have.
-Does not know: what share of it is used, and devices (`engine/memory_profile.py`).
+Does not know: which share of it is asked for, and devices (`engine/memory_profile.py`).
 
 What the kernel calls free is what nobody uses at all: after a while of reading files next to nothing, since their
 content is kept as long as nobody needs the room. So such memory counts as free here, on the host (`MemAvailable`) and
@@ -31,17 +31,33 @@ _V1 = _Layout("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_
 _V2 = _Layout("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
 
 
-def free_memory_bytes(num_sharers: int = 1, root: Path = Path("/")) -> int:
-    """Bytes of the host's memory that this process may still take.
+SPARED_BYTES = 512 * 2**20  # of the host: a step's own numbers, and the programs beside this one
+
+
+def kv_bytes_of_free_memory(share: float, num_sharers: int = 1, root: Path = Path("/")) -> int:
+    """A share of the host's free memory, some of which is always spared; 0 when there is no more than that.
 
     Args:
+        share: above 0, at most 1.
         num_sharers: how many processes fill it alike, this one included.
+        root: of the file system.
+
+    Raises:
+        EngineError: the kernel does not say how much there is.
+    """
+    return int(max(0, free_memory_bytes(root=root) - SPARED_BYTES) * share) // num_sharers
+
+
+def free_memory_bytes(root: Path = Path("/")) -> int:
+    """Bytes of the host's memory that this process and others like it may still take.
+
+    Args:
         root: of the file system.
 
     Raises:
         EngineError: the kernel does not say.
     """
-    return min([_available_bytes(root), *_left_in_groups(root)]) // num_sharers
+    return min([_available_bytes(root), *_left_in_groups(root)])
 
 
 def _available_bytes(root: Path) -> int:

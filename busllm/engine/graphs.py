@@ -65,6 +65,10 @@ class RecordedStep(Protocol):
 class GraphRecorder(Protocol):
     """Records work on the device."""
 
+    def begin(self) -> None:
+        """Starts a set of recordings that share memory; those of earlier sets may be gone by now."""
+        ...
+
     def record(self, work: Callable[[], torch.Tensor]) -> RecordedStep:
         """Runs `work` as often as needed to record it.
 
@@ -115,6 +119,7 @@ class DecodeGraphs:
         # Rows: token ids, positions, places in the cache. Each recorded size reads the beginning of each.
         self._inputs = torch.zeros((3, max_running), dtype=torch.int64, device=device)
         self._inputs[2] = self._scratch_slot
+        recorder.begin()
         # The largest first: the smaller ones then find all the memory they need in the pool that they share.
         self._recorded = {size: self._record(size, decoder, recorder) for size in reversed(self._sizes)}
 

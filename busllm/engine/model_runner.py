@@ -189,8 +189,8 @@ class ModelRunner:
         self._allocated = None
         self._launched.clear()
 
-    def without_recorder(self) -> ModelRunner:
-        """One with the same model, not allocated, that launches every step kernel by kernel."""
+    def unallocated_twin(self) -> ModelRunner:
+        """One with the same model that has its own cache, slots and recordings."""
         return ModelRunner(
             self._decoder,
             self._model,
@@ -199,6 +199,7 @@ class ModelRunner:
             attention=self._attention,
             group=self._group,
             grammars=self._grammars,
+            recorder=self._recorder,
         )
 
     def _memory(self) -> _Allocated:

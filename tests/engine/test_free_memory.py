@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from busllm.engine.free_memory import free_memory_bytes
+from busllm.engine.free_memory import SPARED_BYTES, free_memory_bytes, kv_bytes_of_free_memory
 from busllm.errors import EngineError
 
 MIB = 2**20
@@ -34,7 +34,6 @@ def write_v2(root: Path, group: str, limit: str, used: int, idle_files: int = 0)
 
 def test_memory_that_keeps_files_for_the_time_being_is_free(root: Path) -> None:
     assert free_memory_bytes(root=root) == 4 * MIB
-    assert free_memory_bytes(4, root) == MIB
 
 
 def test_a_limit_of_control_groups_counts_less_what_they_use(root: Path) -> None:
@@ -78,6 +77,14 @@ def test_a_group_that_uses_more_than_its_limit_leaves_nothing(root: Path) -> Non
 def test_a_kernel_that_does_not_say_is_an_error_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="kv_tokens"):
         free_memory_bytes(root=tmp_path)
+
+
+def test_a_share_of_all_spares_some_for_everything_else(root: Path) -> None:
+    write(root, "proc/meminfo", f"MemAvailable: {4 * 2**20} kB\n")
+    assert kv_bytes_of_free_memory(1.0, root=root) == 4 * 2**30 - SPARED_BYTES
+    assert kv_bytes_of_free_memory(0.5, 2, root) == (4 * 2**30 - SPARED_BYTES) // 4
+    write(root, "proc/meminfo", MEMINFO)
+    assert kv_bytes_of_free_memory(1.0, root=root) == 0
 
 
 def test_this_host_has_some() -> None:

@@ -39,6 +39,10 @@ class ReplayingRecorder:
 
     def __init__(self) -> None:
         self.recorded: list[ReplayedWork] = []
+        self.begun_after: list[int] = []
+
+    def begin(self) -> None:
+        self.begun_after.append(len(self.recorded))
 
     def record(self, work: Callable[[], torch.Tensor]) -> ReplayedWork:
         self.recorded.append(ReplayedWork(work))
@@ -73,6 +77,14 @@ def drive(one: ModelRunner, max_tokens: int = 6, max_running: int = 8) -> list[D
 )
 def test_sizes_double_and_then_rise_by_a_quarter(max_running: int, sizes: tuple[int, ...]) -> None:
     assert recorded_sizes(max_running) == sizes
+
+
+def test_recordings_that_are_made_again_share_no_memory_with_those_that_are_gone() -> None:
+    recorder = ReplayingRecorder()
+    one = runner(recorder=recorder)
+    for each in (one, one, one.unallocated_twin()):
+        each.allocate(num_pages=8, page_tokens=4, max_running=2, max_context_tokens=16)
+    assert recorder.begun_after == [0, 2, 4]
 
 
 @pytest.mark.parametrize("max_running", [64, 100, 256, 1000])

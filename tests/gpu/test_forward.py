@@ -124,11 +124,12 @@ def test_the_engine_keeps_two_steps_in_flight_and_gives_all_pages_back(device: t
     assert engine.statistics().pages_owned == 0
 
 
-def test_a_cache_of_the_measured_size_leaves_room_for_the_largest_step(device: torch.device) -> None:
+@pytest.mark.parametrize("share", [0.8, 1.0])
+def test_a_cache_of_the_measured_size_leaves_room_for_the_largest_step(share: float, device: torch.device) -> None:
     one = runner(SMALL_LLAMA, "flashinfer", device, recorded=True)
     config = EngineConfig(num_pages=1, step_tokens=512, max_running=32, max_context_tokens=1024)
     free_bytes, _ = torch.cuda.mem_get_info()
-    kv_bytes = kv_bytes_of_share(one, 0.8, config)
+    kv_bytes = kv_bytes_of_share(one, share, config)
     assert free_bytes * 0.5 < kv_bytes < free_bytes
     one.allocate(
         num_pages=kv_bytes // (one.model.kv_bytes_per_token * config.page_tokens),

@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from busllm.engine.engine import Engine, EngineConfig
-from busllm.engine.free_memory import free_memory_bytes
+from busllm.engine.free_memory import kv_bytes_of_free_memory
 from busllm.engine.runner import Runner
 from busllm.errors import ConfigError
 from busllm.grammar.compiler import GrammarCompiler
@@ -95,7 +95,7 @@ def _memory_bytes(kv_memory: str | float, runner: Runner, config: EngineConfig, 
             raise ConfigError(f"{kv_memory!r} is no amount of memory.", key="scheduler.kv_memory")
         return num_bytes
     if runner.depth == 0:
-        return int(free_memory_bytes(num_sharers) * kv_memory)
+        return kv_bytes_of_free_memory(kv_memory, num_sharers)
     from busllm.engine.memory_profile import kv_bytes_of_share  # imports torch
 
     return kv_bytes_of_share(runner, kv_memory, config)
