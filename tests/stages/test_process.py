@@ -99,3 +99,27 @@ async def test_a_second_signal_ends_a_drain_that_waits_for_a_request(
     with anyio.fail_after(HURRIED_S):
         assert await scheduler.wait() == 0
         await heard(connection, StageState.GONE)
+
+
+async def test_what_loading_made_is_left_out_of_garbage_collection(
+    tmp_path: Path, bus_url: str, connection: Connection
+) -> None:
+    program = """
+import gc, sys
+from busllm.stages.process import run_stages
+from busllm.topology.placement import StageId
+from busllm.topology.read import load_topology
+file, url = sys.argv[1:]
+run_stages(load_topology(file), [StageId("detokenizer", 0)], bus_url=url, listen_fds={}, topology_file=file)
+print(gc.get_freeze_count() > 10_000)
+"""
+    topology = tmp_path / "topology.toml"
+    topology.write_text(TOPOLOGY)
+    with anyio.fail_after(PATIENCE_S):
+        async with await anyio.open_process([sys.executable, "-c", program, str(topology), bus_url]) as process:
+            await heard(connection, StageState.READY)
+            process.send_signal(signal.SIGTERM)
+            assert process.stdout is not None
+            said = b"".join([part async for part in process.stdout])
+            assert await process.wait() == 0
+    assert said.endswith(b"True\n")
