@@ -12,7 +12,6 @@ from typing import Literal
 
 import msgspec
 
-from busllm.engine.cpu.instructions import detect_instructions
 from busllm.engine.models.config import ModelConfig
 from busllm.errors import ConfigError, ModelError
 from busllm.telemetry.logging import get_logger
@@ -90,6 +89,9 @@ def _hindrance(wish: ForwardWish, model: ModelConfig | None) -> str | None:
         return "it has experts"
     if wish.num_ranks > 1:
         return f"it is split among {wish.num_ranks} ranks"
+    # On CUDA nobody asks, and what the question is put to need not be installed there.
+    from busllm.engine.cpu.instructions import detect_instructions
+
     if detect_instructions() is None:
         return "this CPU has neither AVX2 with FMA and F16C nor NEON"
     return None
