@@ -29,6 +29,11 @@ class StepMark:
         if self._event is not None:
             self._event.record()
 
+    @property
+    def is_passed(self) -> bool:
+        """Whether the device has passed this point; any thread may ask."""
+        return self._event is None or self._event.query()
+
     def wait(self) -> None:
         """Waits until the device has passed this point."""
         if self._event is not None:

@@ -34,7 +34,10 @@ class Group(Protocol):
 
     @property
     def waits_since_s(self) -> float | None:
-        """Since when (monotonic) this rank has been inside a collective operation of a step; None = it is in none."""
+        """Since when (monotonic) a collective operation of a step is not done; None = all are.
+
+        Asked by another thread than the one that computes.
+        """
         ...
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,10 @@ Owns: the store where the ranks meet, the two process groups, their time limits,
 Does not know: what is computed, the bus (by which the store's address reaches the other ranks).
 Next on the path: `layers.py`.
 
+On CPU the host is inside an operation until it is done. On CUDA it goes on at once and waits for the device later, in
+whatever asks for a value first; so a mark behind each operation tells whether it is done. There the library's own limit
+is a last resort: it ends the process without a word of who was missing.
+
 There are two process groups. The one of the steps carries tensors, and there a rank that does not come along within
 `COLLECTIVE_TIMEOUT_S` is taken for dead. The other is the door: a rank that has its plan waits there until the first
 rank has heard that all have theirs, and that may take as long as the bus is away.
@@ -13,14 +17,16 @@ from __future__ import annotations
 
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.distributed import PrefixStore, TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
+from busllm.engine.host_copy import StepMark
 from busllm.engine.parallel.group import COLLECTIVE_TIMEOUT_S
 from busllm.engine.parallel.shard import Shard
 from busllm.errors import EngineError
@@ -65,16 +71,47 @@ class Store:
         )
 
 
-class TorchGroup:
-    """Implements `Group`. Inert until `connect`."""
+class Mark(Protocol):
+    """A point in the device's queue."""
 
-    def __init__(self, shard: Shard, device: str, *, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
+    @property
+    def is_passed(self) -> bool:
+        """Whether the device has passed it."""
+        ...
+
+    def wait(self) -> None:
+        """Waits until it has."""
+        ...
+
+
+class TorchGroup:
+    """Implements `Group`. Inert until `connect`.
+
+    Args:
+        shard: which rank this is.
+        device: of the tensors.
+        timeout_s: of an operation in which the host waits.
+        mark: marks the present end of the device's queue.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        device: str,
+        *,
+        timeout_s: float = COLLECTIVE_TIMEOUT_S,
+        mark: Callable[[torch.device], Mark] = StepMark,
+    ) -> None:
         self._shard = shard
         self._device = torch.device(device)
-        self._timeout_s = timeout_s
+        self._timeout_s = timeout_s if self._device.type == "cpu" else MEETING_TIMEOUT_S
+        self._limit_s = MEETING_TIMEOUT_S  # of operations, until all have met
+        self._mark = mark
         self._steps: Any = None
         self._door: Any = None
+        self._has_met = False
         self._waits_since_s: float | None = None
+        self._behind: deque[tuple[float, Mark]] = deque()  # began at, mark behind it; the oldest first
 
     @property
     def shard(self) -> Shard:
@@ -82,7 +119,11 @@ class TorchGroup:
 
     @property
     def waits_since_s(self) -> float | None:
-        return self._waits_since_s
+        if not self._has_met:
+            return None
+        if self._waits_since_s is not None:
+            return self._waits_since_s
+        return next((began_s for began_s, mark in list(self._behind) if not mark.is_passed), None)
 
     def connect(self, host: str, port: int, epoch: str) -> None:
         """Meets the other ranks. Returns when all are there.
@@ -102,17 +143,28 @@ class TorchGroup:
             self._door = _gloo(PrefixStore("door", meeting), rank, size, own_address)
             steps = PrefixStore("steps", meeting)
             if self._device.type == "cuda":
-                self._steps = _nccl(steps, rank, size, self._timeout_s)
+                self._steps = _nccl(steps, rank, size)
             else:
                 self._steps = _gloo(steps, rank, size, own_address)
-        except (RuntimeError, OSError) as error:  # torch's errors of stores and groups are RuntimeErrors
+            self._warm_up()
+        except (RuntimeError, OSError, EngineError) as error:  # torch's errors of stores and groups are RuntimeErrors
             said = _first_line(error)
             raise EngineError(f"Rank {rank} of {size} did not meet the others at {host}:{port}: {said}") from error
+
+    def _warm_up(self) -> None:
+        """Does each operation once: NCCL connects the ranks in the first ones, which takes longer than a step may."""
+        something = torch.zeros(1, device=self._device)
+        self.sum(something)
+        self.gather(something)
+        self.from_first(something)
+        self._mark(self._device).wait()
+        self._limit_s, self._has_met = self._timeout_s, True
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
         part = part.contiguous()
         if part.is_cuda:
-            self._wait_for(lambda: self._steps.allreduce([part]))
+            limited = self._limited(distributed_c10d.AllreduceOptions())
+            self._wait_for(lambda: self._steps.allreduce([part], limited))
             return part
         # A ring adds the pieces of a tensor in different orders, so a row would depend on its place in the batch.
         parts = [torch.empty_like(part) for _ in range(self._shard.num_ranks)]
@@ -133,7 +185,7 @@ class TorchGroup:
 
     def from_first(self, values: torch.Tensor) -> torch.Tensor:
         values = values.contiguous()
-        self._wait_for(lambda: self._steps.broadcast([values], _from_first(self._timeout_s)))
+        self._wait_for(lambda: self._steps.broadcast([values], _from_first(self._limit_s)))
         return values
 
     def enter(self, number: int) -> None:
@@ -152,13 +204,16 @@ class TorchGroup:
                     group.shutdown()
 
     def _limited(self, options: Any) -> Any:
-        options.timeout = timedelta(seconds=self._timeout_s)
+        options.timeout = timedelta(seconds=self._limit_s)
         return options
 
     def _wait_for(self, start: Callable[[], Any]) -> None:
-        self._waits_since_s = time.monotonic()
+        began_s = self._waits_since_s = time.monotonic()
         try:
             start().wait()
+            while self._behind and self._behind[0][1].is_passed:
+                self._behind.popleft()
+            self._behind.append((began_s, self._mark(self._device)))
         except RuntimeError as error:
             raise self._left_alone(error) from error
         finally:
@@ -191,10 +246,10 @@ def _gloo(store: PrefixStore, rank: int, size: int, address: str) -> Any:
     return kind(store, rank, size, options)
 
 
-def _nccl(store: PrefixStore, rank: int, size: int, timeout_s: float) -> Any:
+def _nccl(store: PrefixStore, rank: int, size: int) -> Any:
     kind: Any = distributed_c10d.ProcessGroupNCCL
     options = kind.Options()
-    options._timeout = timedelta(seconds=timeout_s)
+    options._timeout = timedelta(seconds=MEETING_TIMEOUT_S)
     return kind(store, rank, size, options)
 
 

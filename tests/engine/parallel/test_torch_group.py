@@ -12,20 +12,25 @@ from typing import Any
 import pytest
 import torch
 
+from busllm.engine.host_copy import StepMark
+from busllm.engine.parallel import torch_group
 from busllm.engine.parallel.group import hangs_for_s
 from busllm.engine.parallel.shard import Shard
-from busllm.engine.parallel.torch_group import Store, TorchGroup
+from busllm.engine.parallel.torch_group import MEETING_TIMEOUT_S, Mark, Store, TorchGroup
 from busllm.errors import EngineError, ModelError
 
 SHORT_S = 0.3
 PATIENCE_S = 20.0
 
 
+Call = Callable[..., list[Future[Any]]]
+
+
 @contextmanager
-def ranks(size: int, timeout_s: float = 5.0) -> Iterator[Callable[..., list[Future[Any]]]]:
+def ranks(size: int, timeout_s: float = 5.0, mark: Callable[[torch.device], Mark] = StepMark) -> Iterator[Call]:
     """Connected groups; gives a function that has every rank call something."""
     store = Store("127.0.0.1", 0)
-    groups = [TorchGroup(Shard(rank, size), "cpu", timeout_s=timeout_s) for rank in range(size)]
+    groups = [TorchGroup(Shard(rank, size), "cpu", timeout_s=timeout_s, mark=mark) for rank in range(size)]
     with ThreadPoolExecutor(size) as threads:
         for done in [threads.submit(group.connect, "127.0.0.1", store.port, "epoch") for group in groups]:
             done.result(PATIENCE_S)
@@ -111,6 +116,85 @@ def test_an_address_that_is_taken_is_named() -> None:
     store = Store("127.0.0.1", 0)
     with pytest.raises(EngineError, match=rf"127\.0\.0\.1:{store.port}.*collective_listen"):
         Store("127.0.0.1", store.port)
+
+
+class LateDevice:
+    """Runs behind the host: a mark in its queue is passed when the test says so."""
+
+    def __init__(self) -> None:
+        self.marks: list[LateMark] = []
+
+    def mark(self, _: torch.device) -> Mark:
+        self.marks.append(LateMark())
+        return self.marks[-1]
+
+
+class LateMark:
+    is_passed = False
+
+    def wait(self) -> None:
+        self.is_passed = True
+
+
+def test_an_operation_that_the_host_has_left_behind_lasts_until_the_device_is_done() -> None:
+    device = LateDevice()
+    with ranks(1, mark=device.mark) as call:
+        (group,) = results(call(lambda group: group))
+        for mark in device.marks:
+            mark.is_passed = True
+        assert group.waits_since_s is None
+        began = time.monotonic()
+        results(call(lambda group: (group.sum(torch.ones(1)), group.from_first(torch.ones(1)))))
+        first, second = device.marks[-2:]
+        since = group.waits_since_s
+        assert since is not None and began <= since <= time.monotonic()
+        first.is_passed = True
+        assert group.waits_since_s is not None and group.waits_since_s > since
+        second.is_passed = True
+        assert group.waits_since_s is None
+
+
+def test_operations_that_are_done_are_forgotten() -> None:
+    with ranks(1) as call:
+        for _ in range(10):
+            results(call(lambda group: group.sum(torch.ones(1))))
+        assert results(call(lambda group: len(group._behind))) == [1]
+
+
+class Recorded:
+    """A process group whose operations tell their names and time limits."""
+
+    def __init__(self, inner: Any, told: list[tuple[str, float]]) -> None:
+        self._inner = inner
+        self._told = told
+
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self._inner, name)
+        if name not in ("allgather", "gather", "broadcast"):
+            return operation
+
+        def tell(*arguments: Any) -> Any:
+            self._told.append((name, arguments[-1].timeout.total_seconds()))
+            return operation(*arguments)
+
+        return tell
+
+
+def test_ranks_that_meet_do_each_operation_once_with_the_time_that_a_meeting_may_take() -> None:
+    told: list[tuple[str, float]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        original = torch_group._gloo
+        patch.setattr(torch_group, "_gloo", lambda *arguments: Recorded(original(*arguments), told))
+        with ranks(1, timeout_s=SHORT_S) as call:
+            assert told == [(name, MEETING_TIMEOUT_S) for name in ("allgather", "gather", "broadcast")]
+            results(call(lambda group: group.sum(torch.ones(1))))
+            assert told[-1] == ("allgather", SHORT_S)
+
+
+def test_a_rank_that_meets_is_not_watched() -> None:
+    group = TorchGroup(Shard(0, 2), "cpu")
+    group._waits_since_s = 0.0
+    assert group.waits_since_s is None
 
 
 class Stuck:
