@@ -20,13 +20,11 @@ from numba import njit, prange
 
 from busllm.engine.cpu import lanes
 from busllm.engine.cpu.page_products import scores_product, values_product
+from busllm.engine.cpu.runs import BLOCKS_PER_RUN, RUN, find_pages, find_run, first_run
 from busllm.engine.cpu.shapes import VECTOR
 from busllm.engine.cpu.vectors import INSTRUCTIONS
 
 MOST_ROWS = 24  # query rows of a piece: their scores, sums and a run of keys and values fit the first-level cache
-BLOCK = 16  # tokens whose keys are stored together
-RUN = 64  # keys per step of the softmax
-_BLOCKS = RUN // BLOCK
 _float = np.float32
 _LOWEST = np.float32(-1e30)
 
@@ -55,47 +53,39 @@ class _Piece(NamedTuple):
     window: int
 
 
-class _Pages(NamedTuple):
-    """Where the keys and values of one sequence and KV head are: addresses in page 0, bytes from page to page."""
-
-    keys: int
-    values: int
-    key_page_bytes: int
-    value_page_bytes: int
-    blocks_per_page: int
-
-
 def _score_rows(rows: int) -> Any:
     """Scores of so many rows and one run's keys."""
     product = scores_product(rows, _COLUMNS)
 
     @njit(nogil=True)
-    def all_at_once(queries, stride, pairs, out, keys):
-        product(queries, stride, pairs, out, RUN * 4, keys[0], keys[1], keys[2], keys[3])
+    def all_at_once(queries, stride, pairs, out, keys, ahead):
+        k, a = keys, ahead
+        product(queries, stride, pairs, out, RUN * 4, k[0], k[1], k[2], k[3], a[0], a[1], a[2], a[3])
 
     @njit(nogil=True)
-    def one_by_one(queries, stride, pairs, out, keys):
-        for block in range(_BLOCKS):
-            product(queries, stride, pairs, out + block * VECTOR * 4, RUN * 4, keys[block])
+    def one_by_one(queries, stride, pairs, out, keys, ahead):
+        for block in range(BLOCKS_PER_RUN):
+            product(queries, stride, pairs, out + block * VECTOR * 4, RUN * 4, keys[block], ahead[block])
 
-    return all_at_once if _COLUMNS == _BLOCKS else one_by_one
+    return all_at_once if _COLUMNS == BLOCKS_PER_RUN else one_by_one
 
 
 def _add_rows(rows: int) -> Any:
     """Adds one run's weighted values to so many rows."""
-    wide, narrow = values_product(rows, _COLUMNS, _BLOCKS), values_product(rows, 1, _BLOCKS)
+    wide, narrow = values_product(rows, _COLUMNS, BLOCKS_PER_RUN), values_product(rows, 1, BLOCKS_PER_RUN)
 
     @njit(nogil=True)
-    def add(weights, width, out, values):
-        v0, v1, v2, v3 = values
-        column, bytes_each = 0, width * 4
+    def add(weights, width, out, values, ahead):
+        (v0, v1, v2, v3), (a0, a1, a2, a3) = values, ahead
+        column, each = 0, width * 4
         while column < width:
             o, c = out + column * 4, column * 4
+            b0, b1, b2, b3 = a0 + c, a1 + c, a2 + c, a3 + c
             if column + _COLUMNS * VECTOR <= width:
-                wide(weights, RUN * 2, bytes_each, o, bytes_each, v0 + c, v1 + c, v2 + c, v3 + c)
+                wide(weights, RUN * 2, each, o, each, v0 + c, v1 + c, v2 + c, v3 + c, b0, b1, b2, b3)
                 column += _COLUMNS * VECTOR
             else:
-                narrow(weights, RUN * 2, bytes_each, o, bytes_each, v0 + c, v1 + c, v2 + c, v3 + c)
+                narrow(weights, RUN * 2, each, o, each, v0 + c, v1 + c, v2 + c, v3 + c, b0, b1, b2, b3)
                 column += VECTOR
 
     return add
@@ -125,24 +115,26 @@ def attend(queries, keys, values, batch, window, heads, out):
 @njit(nogil=True)
 def _attend_item(item, queries, keys, values, batch, window, heads, out):
     """Makes memory for one piece. It must outlive all use of its address, so the work is another function."""
-    sequence, kv_head, _, num_heads, first_token, num_tokens = batch.items[item]
+    _, _, _, num_heads, first_token, num_tokens = batch.items[item]
     rows = num_heads * num_tokens
     scratch = np.empty(rows * (heads.head_dim // 2 + RUN + RUN // 2 + heads.padded_head_dim), np.float32)
     states = np.empty((2, rows), np.float32)
-    where = _Pages(
-        keys.ctypes.data + kv_head * keys[0, 0].nbytes,
-        values.ctypes.data + kv_head * values[0, 0].nbytes,
-        keys[0].nbytes,
-        values[0].nbytes,
-        heads.page_tokens // BLOCK,
-    )
-    pages = batch.pages[batch.page_starts[sequence] : batch.page_starts[sequence + 1]]
     place = (batch.positions[first_token], window)
-    _attend_in(scratch, states, batch.items[item], place, queries, where, pages, heads, out)
+    found = find_pages(item, keys, values, batch, heads)
+    ahead = _first_blocks(min(item + 1, len(batch.items) - 1), keys, values, batch, window, heads)
+    _attend_in(scratch, states, batch.items[item], place, queries, found, ahead, heads, out)
 
 
 @njit(nogil=True)
-def _attend_in(scratch, states, item, place, queries, where, pages, heads, out):
+def _first_blocks(item, keys, values, batch, window, heads):
+    """Where a piece begins to read."""
+    where, pages = find_pages(item, keys, values, batch, heads)
+    run = first_run(batch.positions[batch.items[item, 4]], window)
+    return find_run(run, where, pages, heads.padded_head_dim, heads.head_dim)
+
+
+@njit(nogil=True)
+def _attend_in(scratch, states, item, place, queries, found, ahead, heads, out):
     """Gathers a piece's queries, attends, scatters the result."""
     _, _, first_head, num_heads, first_token, num_tokens = item
     dim, width, rows = heads.head_dim, heads.padded_head_dim, num_heads * num_tokens
@@ -168,7 +160,7 @@ def _attend_in(scratch, states, item, place, queries, where, pages, heads, out):
         place[0],
         place[1],
     )
-    _attend_piece(piece, where, pages, dim, width, states)
+    _attend_piece(piece, found, ahead, dim, width, states)
     if not is_direct:
         for row in range(rows):
             to = out_row + row // num_heads * out.shape[1] * 4 + row % num_heads * dim * 4
@@ -176,49 +168,34 @@ def _attend_in(scratch, states, item, place, queries, where, pages, heads, out):
 
 
 @njit(nogil=True)
-def _attend_piece(piece, where, pages, dim, width, states):
-    """The sums of a piece; states: float32 (2, rows), working memory."""
+def _attend_piece(piece, found, ahead, dim, width, states):
+    """The sums of a piece.
+
+    While a run is computed the next one is fetched from memory, at last the first one of the next piece (`ahead`):
+    pages lie scattered, and the CPU cannot guess where. states: float32 (2, rows), working memory.
+    """
+    where, pages = found
     rows, stride, first = piece.rows, dim * 2, piece.first_position
     _set(piece.sums, rows * width)
     states[0], states[1] = _LOWEST, 0
     last_run = (first + (rows - 1) // piece.num_heads) // RUN
-    for run in range(max(0, first - piece.window + 1) // RUN, last_run + 1):
+    begin = first_run(first, piece.window)
+    keys, values = find_run(begin, where, pages, width, dim)
+    for run in range(begin, last_run + 1):
         # Rows whose position lies before the run see nothing of it, nor of any later one.
         skipped = max(0, run * RUN - first) * piece.num_heads
-        keys, values = _find_blocks(run, where, pages, width, dim)
+        next_keys, next_values = find_run(run + 1, where, pages, width, dim) if run < last_run else ahead
         scores, weights = piece.scores + skipped * RUN * 4, piece.weights + skipped * RUN * 2
-        _score(piece.queries + skipped * stride, stride, scores, rows - skipped, keys)
+        _score(piece.queries + skipped * stride, stride, scores, rows - skipped, keys, next_keys)
         for row in range(skipped, rows):
             high = first + row // piece.num_heads + 1 - run * RUN
             limits = (np.int32(max(high - piece.window, 0)), np.int32(min(high, RUN)))
             at, to = piece.scores + row * RUN * 4, piece.weights + row * RUN * 2
             _weigh(at, to, limits, states, row, piece.sums + row * width * 4, width)
-        _add_values(weights, piece.sums + skipped * width * 4, width, rows - skipped, values)
+        _add_values(weights, piece.sums + skipped * width * 4, width, rows - skipped, values, next_values)
+        keys, values = next_keys, next_values
     for row in range(rows):
         _scale(piece.sums + row * width * 4, width, lanes.splat(_float(1.0) / states[1, row]))
-
-
-@njit(nogil=True)
-def _find_blocks(run, where, pages, width, dim):
-    """Addresses of a run's keys and values."""
-    block, each = run * _BLOCKS, where.blocks_per_page
-    k0, v0 = _find_block(block, where, pages, each, width, dim)
-    k1, v1 = _find_block(block + 1, where, pages, each, width, dim)
-    k2, v2 = _find_block(block + 2, where, pages, each, width, dim)
-    k3, v3 = _find_block(block + 3, where, pages, each, width, dim)
-    return (k0, k1, k2, k3), (v0, v1, v2, v3)
-
-
-@njit(nogil=True)
-def _find_block(block, where, pages, each, width, dim):
-    """Beyond the last page the first block stands in: there everything is masked."""
-    if block >= len(pages) * each:
-        block = 0
-    page, within = pages[block // each], block % each
-    return (
-        where.keys + page * where.key_page_bytes + within * (BLOCK * dim * 2),
-        where.values + page * where.value_page_bytes + within * (BLOCK * width * 2),
-    )
 
 
 @njit(nogil=True)
@@ -259,34 +236,34 @@ def _set(first, count):
 
 
 @njit(nogil=True)
-def _score(queries, stride, scores, rows, keys):
+def _score(queries, stride, scores, rows, keys, ahead):
     """Scores of all rows and one run's keys."""
     row, pairs = 0, stride // 4
     while row < rows:
         x, o = queries + row * stride, scores + row * RUN * 4
         if row + _MOST <= rows:
-            _score_most(x, stride, pairs, o, keys)
+            _score_most(x, stride, pairs, o, keys, ahead)
             row += _MOST
         elif row + _SOME <= rows:
-            _score_some(x, stride, pairs, o, keys)
+            _score_some(x, stride, pairs, o, keys, ahead)
             row += _SOME
         else:
-            _score_one(x, stride, pairs, o, keys)
+            _score_one(x, stride, pairs, o, keys, ahead)
             row += 1
 
 
 @njit(nogil=True)
-def _add_values(weights, sums, width, rows, values):
+def _add_values(weights, sums, width, rows, values, ahead):
     """Adds one run's weighted values to all rows."""
     row = 0
     while row < rows:
         w, o = weights + row * RUN * 2, sums + row * width * 4
         if row + _MOST <= rows:
-            _add_most(w, width, o, values)
+            _add_most(w, width, o, values, ahead)
             row += _MOST
         elif row + _SOME <= rows:
-            _add_some(w, width, o, values)
+            _add_some(w, width, o, values, ahead)
             row += _SOME
         else:
-            _add_one(w, width, o, values)
+            _add_one(w, width, o, values, ahead)
             row += 1

@@ -16,8 +16,9 @@ import torch
 
 from busllm.engine.attention.protocol import AttentionConfig
 from busllm.engine.batch import RaggedBatch
-from busllm.engine.cpu.attention import BLOCK, MOST_ROWS, attend
+from busllm.engine.cpu.attention import MOST_ROWS, attend
 from busllm.engine.cpu.pack import aligned_zeros
+from busllm.engine.cpu.runs import BLOCK
 from busllm.engine.cpu.shapes import VECTOR, Batch, Cache, Heads, padded
 from busllm.engine.cpu.threads import num_threads
 from busllm.engine.kv_cache import KVShape

@@ -16,8 +16,8 @@ import torch
 from busllm.engine.attention.protocol import Attention
 from busllm.engine.batch import Int64s
 from busllm.engine.cpu.cpu_attention import UNLIMITED, CpuAttention
-from busllm.engine.cpu.packed_model import EMBEDDING, HEAD, PackedModel, matrix_name
-from busllm.engine.cpu.shapes import GROUP, VECTOR, Array, Field, Model, Part, Sizes, padded
+from busllm.engine.cpu.packed_model import EMBEDDING, HEAD, PackedModel, matrix_name, states_of
+from busllm.engine.cpu.shapes import GROUP, VECTOR, Array, Field, Model, Part, Sizes, States, padded
 from busllm.engine.cpu.step import hidden_states, logits
 from busllm.engine.cpu.threads import ThreadChoice, num_threads
 from busllm.engine.cpu.vectors import INSTRUCTIONS
@@ -50,6 +50,7 @@ class CpuDecoder:
         )
         self._model = self._make_model()
         self._threads = ThreadChoice(num_threads())
+        self._num_threads = num_threads()  # of the latest step
         self._space = make_workspace(config, _MIN_ROWS)
         self._logits = np.empty((1, int(self._model.head[Field.NUM_TILES]) * VECTOR), dtype=np.float32)
 
@@ -66,7 +67,8 @@ class CpuDecoder:
     @property
     def number_format(self) -> str:
         """What weights are stored in, and states computed in; another one gives other numbers."""
-        return f"compiled {self._packed.label}"
+        states = {States(kind).name.lower() for kind in self._model.linears[..., Field.STATES].flat}
+        return f"compiled {self._packed.label}, states {'+'.join(sorted(states))}"
 
     def hidden_states(
         self,
@@ -96,7 +98,7 @@ class CpuDecoder:
         num_tokens = len(ids)
         self._reserve(num_tokens, int(positions.max()) + 1)
         batch = attention.batch._replace(token_ids=ids, positions=positions.numpy(), cache_slots=cache_slots.numpy())
-        threads = self._threads.choose(num_tokens)
+        self._num_threads = threads = self._threads.choose(num_tokens)
         numba.set_num_threads(threads)
         started = time.perf_counter()
         hidden_states(self._model, self._sizes, attention.heads, batch, attention.cache.arrays, self._space)
@@ -111,7 +113,7 @@ class CpuDecoder:
         if len(self._logits) < rows:
             self._logits = np.empty((rows, self._logits.shape[1]), dtype=np.float32)
         self._space.states[:rows, : self.config.hidden_size] = states.numpy()
-        numba.set_num_threads(num_threads())
+        numba.set_num_threads(self._num_threads)
         logits(self._model, self._sizes, self._space, rows, self._logits)
         return torch.from_numpy(self._logits[:rows, : self.config.vocab_size])
 
@@ -132,7 +134,7 @@ class CpuDecoder:
     def _make_model(self) -> Model:
         config, packed = self.config, self._packed
         linears = np.stack(
-            [[self._linear(matrix_name(layer, part)) for part in Part] for layer in range(config.num_layers)]
+            [[self._linear(matrix_name(layer, part), part) for part in Part] for layer in range(config.num_layers)]
         )
         embedding = self._linear(EMBEDDING)
         cosines, sines = self._rotations(_MIN_POSITIONS)
@@ -148,8 +150,10 @@ class CpuDecoder:
             sines=sines,
         )
 
-    def _linear(self, name: str) -> Int64s:
+    def _linear(self, name: str, part: Part | None = None) -> Int64s:
         weights, bias = self._packed.arrays[f"{name}.weights"], self._packed.arrays[f"{name}.bias"]
         num_tiles, num_groups = weights.shape[:2]
-        fields = (self._packed.formats[name], weights.ctypes.data, bias.ctypes.data, num_tiles, num_groups)
+        kind = self._packed.formats[name]
+        states = states_of(kind, part)
+        fields = (kind, weights.ctypes.data, bias.ctypes.data, num_tiles, num_groups, states)
         return np.array(fields, dtype=np.int64)

@@ -19,6 +19,7 @@ _float = np.float32
 _VECTOR_BYTES = VECTOR * 4
 _GROUP_BYTES = GROUP * 4
 _LARGEST = np.float32(32767.0)
+_STEPS = np.float32(255.0)
 
 
 @njit(nogil=True)
@@ -55,7 +56,7 @@ def quantise_row(source, num_groups, out, scales, sums):
         source: address of float32.
         num_groups: groups of the row.
         out: address of int16 (32 * num_groups,).
-        scales, sums: float32 (num_groups,): number = scale * integer; scale * sum of integers.
+        scales, sums: float32 (num_groups,): number = scale * integer; the sum of these numbers.
     """
     for group in range(num_groups):
         low, high = lanes.load(source + group * _GROUP_BYTES), lanes.load(source + group * _GROUP_BYTES + _VECTOR_BYTES)
@@ -67,6 +68,34 @@ def quantise_row(source, num_groups, out, scales, sums):
         scale = most / _LARGEST
         scales[group] = scale
         sums[group] = scale * _float(summed)
+
+
+@njit(nogil=True)
+def quantise_row_to_bytes(source, num_groups, out, scales, lows, sums):
+    """Rounds a row to uint8, each group of 32 between its smallest and its largest number; zero stays zero.
+
+    Args:
+        source: address of float32.
+        num_groups: groups of the row.
+        out: address of uint8 (32 * num_groups,); each 8 in the order of `lanes.store_uint8`.
+        scales, lows, sums: float32 (num_groups,): number = scale * integer + low; the sum of these numbers.
+    """
+    for group in range(num_groups):
+        first, second = lanes.load(source + group * _GROUP_BYTES), lanes.load(source + group * _GROUP_BYTES + 64)
+        most = max(lanes.largest(lanes.larger(first, second)), _float(0.0))
+        least = min(lanes.smallest(lanes.smaller(first, second)), _float(0.0))
+        inverse = _STEPS / (most - least) if most > least else _float(0.0)
+        zero = np.rint(-least * inverse)  # the integer that stands for zero
+        by, up = lanes.splat(inverse), lanes.splat(zero)
+        low, high = lanes.splat(_float(0.0)), lanes.splat(_STEPS)
+        x = lanes.smaller(lanes.larger(lanes.multiply_add(first, by, up), low), high)
+        y = lanes.smaller(lanes.larger(lanes.multiply_add(second, by, up), low), high)
+        to = out + group * GROUP
+        summed = lanes.store_uint8(to, x) + lanes.store_uint8(to + VECTOR, y)
+        scale = (most - least) / _STEPS
+        scales[group] = scale
+        lows[group] = -scale * zero
+        sums[group] = scale * (_float(summed) - _float(GROUP) * zero)
 
 
 @njit(nogil=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import llvmlite
 import numba
+import torch
 
 from busllm.engine.cpu.instructions import detect_instructions
 from busllm.errors import EngineError
@@ -58,6 +59,10 @@ def prepare_kernels(cache_dir: Path | None = None) -> Path:
     numba.config.CACHE_DIR = str(folder)
     # numba's own threads ("workqueue") abort the process when two threads of it compute at the same time.
     numba.config.THREADING_LAYER = "omp"
+    # numba begins with telling OpenMP to use every core, and torch would listen.
+    threads = torch.get_num_threads()
+    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+    torch.set_num_threads(threads)
     return folder
 
 

@@ -92,6 +92,12 @@ def larger(b, x, y):
     return b.select(b.fcmp_ordered(">", x, y), x, y)
 
 
+@from_llvm(float32x16, float32x16, float32x16)
+def smaller(b, x, y):
+    """The smaller of each pair of numbers."""
+    return b.select(b.fcmp_ordered("<", x, y), x, y)
+
+
 @from_llvm(float32x16, float32x16)
 def magnitude(b, x):
     """|x|."""
@@ -132,6 +138,12 @@ def largest(b, x):
 
 
 @from_llvm(_float, float32x16)
+def smallest(b, x):
+    """The smallest lane."""
+    return v.call(b, "llvm.vector.reduce.fmin.v16f32", v.FLOAT, x)
+
+
+@from_llvm(_float, float32x16)
 def total(b, x):
     """The sum of the lanes: halves are added until one number is left."""
     size = v.LANES
@@ -161,6 +173,19 @@ def store_int16(b, address, x):
     """Rounds to the nearest int16 (ties to even), writes 32 bytes; returns their sum. |x| must be below 32768."""
     whole = b.fptosi(v.call(b, "llvm.rint.v16f32", v.FLOATS, x), v.INTS)
     v.store(b, b.trunc(whole, v.SHORTS), address, 2)
+    return v.call(b, "llvm.vector.reduce.add.v16i32", v.INT32, whole)
+
+
+@from_llvm(_int32, _address, float32x16)
+def store_uint8(b, address, x):
+    """Rounds to the nearest uint8 (ties to even), writes 16 bytes; returns their sum. x must be in 0 … 255.
+
+    Each 8 are written in the order 0, 4, 1, 5, 2, 6, 3, 7, in which int4 weights are unpacked (see `tiles.py`).
+    """
+    whole = b.fptosi(v.call(b, "llvm.rint.v16f32", v.FLOATS, x), v.INTS)
+    order = [first + place for first in (0, 8) for place in (0, 4, 1, 5, 2, 6, 3, 7)]
+    small = b.trunc(whole, v.BYTES)
+    v.store(b, b.shuffle_vector(small, ir.Constant(v.BYTES, ir.Undefined), ir.Constant(v.INTS, order)), address, 1)
     return v.call(b, "llvm.vector.reduce.add.v16i32", v.INT32, whole)
 
 

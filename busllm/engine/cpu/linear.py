@@ -13,49 +13,44 @@ import numpy as np
 from numba import njit, prange
 
 from busllm.engine.cpu import tiles
-from busllm.engine.cpu.elementwise import quantise_row, round_row
-from busllm.engine.cpu.shapes import GROUP, VECTOR, Field, Format
+from busllm.engine.cpu.elementwise import quantise_row, quantise_row_to_bytes, round_row
+from busllm.engine.cpu.shapes import GROUP, VECTOR, Field, Format, States
 from busllm.engine.cpu.vectors import INSTRUCTIONS
 
 _INT4, _INT8, _BFLOAT16 = int(Format.INT4), int(Format.INT8), int(Format.BFLOAT16)
-_FORMAT, _WEIGHTS, _BIAS, _NUM_TILES, _NUM_GROUPS = (int(field) for field in Field)
-_INT4_BYTES, _INT8_BYTES = tiles.INT4_GROUP_BYTES, tiles.INT8_GROUP_BYTES
-_BFLOAT16_BYTES = tiles.BFLOAT16_PAIR_BYTES * GROUP // 2
-# Rows whose sums stay in registers, largest first: 32 registers of 512 bits hold twice as many as 16 of 256.
-_MOST_ROWS = 8 if INSTRUCTIONS.vector_bits == 512 else 4
+_BYTES, _ROUNDED = int(States.UINT8), int(States.BFLOAT16)
+_FORMAT, _WEIGHTS, _BIAS, _NUM_TILES, _NUM_GROUPS, _STATES = (int(field) for field in Field)
+_INT4_BYTES, _INT8_BYTES, _BFLOAT16_BYTES = tiles.INT4_GROUP_BYTES, tiles.INT8_GROUP_BYTES, tiles.BFLOAT16_GROUP_BYTES
+# Rows whose sums stay in registers: 32 registers of 512 bits hold twice as many as 16 of 256. Weights that meet bytes
+# need half as many registers.
+_IS_WIDE = INSTRUCTIONS.vector_bits == 512
+_FEW, _MANY = ((8, 4, 2, 1), (16, 8, 4, 2, 1)) if _IS_WIDE else ((4, 2, 1), (4, 2, 1))
 _float = np.float32
-_HALF, _QUARTER = _MOST_ROWS // 2, _MOST_ROWS // 4
 
 
-def _walk(make_tile: Any) -> Any:
+def _walk(make_tile: Any, pieces: tuple[int, ...]) -> Any:
     """All rows of one tile, in the largest pieces that there are."""
-    most, half, quarter, one = (make_tile(rows) for rows in (_MOST_ROWS, _HALF, _QUARTER, 1))
+    size, tile = pieces[0], make_tile(pieces[0])
+    walk_rest = _walk(make_tile, pieces[1:]) if len(pieces) > 1 else None
 
     @njit(nogil=True)
-    def walk(weights, bias, states, stride, scales, sums, groups, out, out_stride, rows):
+    def walk(weights, bias, states, stride, scales, lows, sums, groups, out, out_stride, rows):
         row = 0
-        while row < rows:
+        while row + size <= rows:
             x, o, g = states + row * stride, out + row * out_stride, row * groups * 4
-            s, u = scales + g, sums + g
-            if row + _MOST_ROWS <= rows:
-                most(weights, bias, x, stride, s, u, groups, o, out_stride)
-                row += _MOST_ROWS
-            elif row + _HALF <= rows:
-                half(weights, bias, x, stride, s, u, groups, o, out_stride)
-                row += _HALF
-            elif row + _QUARTER <= rows:
-                quarter(weights, bias, x, stride, s, u, groups, o, out_stride)
-                row += _QUARTER
-            else:
-                one(weights, bias, x, stride, s, u, groups, o, out_stride)
-                row += 1
+            tile(weights, bias, x, stride, scales + g, lows + g, sums + g, groups, o, out_stride)
+            row += size
+        if walk_rest is not None and row < rows:
+            x, o, g = states + row * stride, out + row * out_stride, row * groups * 4
+            walk_rest(weights, bias, x, stride, scales + g, lows + g, sums + g, groups, o, out_stride, rows - row)
 
     return walk
 
 
 _walk_int4, _walk_int8, _walk_bfloat16 = (
-    _walk(make) for make in (tiles.int4_tile, tiles.int8_tile, tiles.bfloat16_tile)
+    _walk(make, _FEW) for make in (tiles.int4_tile, tiles.int8_tile, tiles.bfloat16_tile)
 )
+_walk_int4_bytes = _walk(tiles.int4_byte_tile, _MANY)
 
 
 @njit(nogil=True, parallel=True)
@@ -69,30 +64,37 @@ def multiply(linear, space, rows, out):
         out: float32 (at least rows, at least 16 * num_tiles).
     """
     kind, groups, weights, bias = linear[_FORMAT], linear[_NUM_GROUPS], linear[_WEIGHTS], linear[_BIAS]
-    scales, sums = space.scales.ctypes.data, space.sums.ctypes.data
+    has_bytes = linear[_STATES] == _BYTES
+    scales, lows, sums = space.scales.ctypes.data, space.lows.ctypes.data, space.sums.ctypes.data
     to, to_stride = out.ctypes.data, out.shape[1] * 4
     states, stride = space.inputs.ctypes.data, space.inputs.shape[1] * 2
     for tile in prange(linear[_NUM_TILES]):
         b, o = bias + tile * VECTOR * 4, to + tile * VECTOR * 4
-        if kind == _INT4:
+        if kind == _INT4 and has_bytes:
             w = weights + tile * groups * _INT4_BYTES
-            _walk_int4(w, b, states, stride, scales, sums, groups, o, to_stride, rows)
+            _walk_int4_bytes(w, b, states, stride, scales, lows, sums, groups, o, to_stride, rows)
+        elif kind == _INT4:
+            w = weights + tile * groups * _INT4_BYTES
+            _walk_int4(w, b, states, stride, scales, lows, sums, groups, o, to_stride, rows)
         elif kind == _INT8:
             w = weights + tile * groups * _INT8_BYTES
-            _walk_int8(w, b, states, stride, scales, sums, groups, o, to_stride, rows)
+            _walk_int8(w, b, states, stride, scales, lows, sums, groups, o, to_stride, rows)
         else:
             w = weights + tile * groups * _BFLOAT16_BYTES
-            _walk_bfloat16(w, b, states, stride, scales, sums, groups, o, to_stride, rows)
+            _walk_bfloat16(w, b, states, stride, scales, lows, sums, groups, o, to_stride, rows)
 
 
 @njit(nogil=True)
 def prepare_row(linear, space, row, source):
     """Makes the linear's input format of a float32 row (an address), padded to whole groups."""
     out, groups = space.inputs[row].ctypes.data, linear[_NUM_GROUPS]
-    if linear[_FORMAT] == _BFLOAT16:
+    first, end = row * groups, (row + 1) * groups
+    if linear[_STATES] == _ROUNDED:
         round_row(source, groups, out)
+    elif linear[_STATES] == _BYTES:
+        scales, lows, sums = space.scales[first:end], space.lows[first:end], space.sums[first:end]
+        quantise_row_to_bytes(source, groups, out, scales, lows, sums)
     else:
-        first, end = row * groups, (row + 1) * groups
         quantise_row(source, groups, out, space.scales[first:end], space.sums[first:end])
 
 

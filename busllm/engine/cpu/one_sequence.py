@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from busllm.engine.batch import SlotPages, make_batch
-from busllm.engine.cpu.attention import BLOCK
 from busllm.engine.cpu.cpu_attention import CpuAttention
 from busllm.engine.cpu.cpu_decoder import CpuDecoder
+from busllm.engine.cpu.runs import BLOCK
 from busllm.engine.kv_cache import KVShape
 from busllm.engine.models.protocol import attention_config
 from busllm.plan import PagesAssigned, PlanRow, StepPlan

@@ -23,16 +23,19 @@ def scores_product(rows: int, blocks: int) -> Any:
     """Scores of `rows` queries and `blocks` times 16 keys.
 
     Returns:
-        A compiled function of (queries, query_stride, pairs, out, out_stride, *addresses of the key blocks): queries
-        are pairs of bfloat16, a key block is (pairs, 16) pairs; out float32 (rows, 16 * blocks); strides in bytes.
+        A compiled function of (queries, query_stride, pairs, out, out_stride, *addresses of the key blocks, *of the
+        blocks that are read next): queries are pairs of bfloat16, a key block is (pairs, 16) pairs; out float32
+        (rows, 16 * blocks); strides in bytes.
     """
 
-    @from_llvm(types.void, *[_ADDRESS] * (5 + blocks))
+    @from_llvm(types.void, *[_ADDRESS] * (5 + 2 * blocks))
     def product(b: Any, queries: Any, query_stride: Any, pairs: Any, out: Any, out_stride: Any, *keys: Any) -> None:
         totals = _zeros(b, rows * blocks)
         with cgutils.for_range(b, pairs, intp=v.INT64) as loop:
             place = b.mul(loop.index, v.constant(_VECTOR_BYTES))
-            loaded = [v.load(b, v.at(b, block, place), v.INTS, 64) for block in keys]
+            for block in keys[blocks:]:
+                v.fetch(b, v.at(b, block, place))
+            loaded = [v.load(b, v.at(b, block, place), v.INTS, 64) for block in keys[:blocks]]
             for row in range(rows):
                 query = _pair_of(b, queries, query_stride, row, loop.index)
                 for column, key in enumerate(loaded):
@@ -47,11 +50,12 @@ def values_product(rows: int, columns: int, blocks: int) -> Any:
     """Adds the weighted values of `blocks` times 16 tokens to `columns` times 16 dimensions of `rows` sums.
 
     Returns:
-        A compiled function of (weights, weight_stride, value_stride, out, out_stride, *addresses of the value blocks):
-        weights are pairs of bfloat16, a value block is (8, padded head_dim) pairs; strides in bytes.
+        A compiled function of (weights, weight_stride, value_stride, out, out_stride, *addresses of the value blocks,
+        *of the blocks that are read next): weights are pairs of bfloat16, a value block is (8, padded head_dim) pairs;
+        strides in bytes.
     """
 
-    @from_llvm(types.void, *[_ADDRESS] * (5 + blocks))
+    @from_llvm(types.void, *[_ADDRESS] * (5 + 2 * blocks))
     def product(
         b: Any, weights: Any, weight_stride: Any, value_stride: Any, out: Any, out_stride: Any, *values: Any
     ) -> None:
@@ -60,9 +64,12 @@ def values_product(rows: int, columns: int, blocks: int) -> Any:
             for column in range(columns):
                 place = b.add(b.mul(out_stride, v.constant(row)), v.constant(column * _VECTOR_BYTES))
                 b.store(v.load(b, v.at(b, out, place), v.FLOATS), totals[row * columns + column])
-        for index, block in enumerate(values):
+        for index, (block, ahead) in enumerate(zip(values[:blocks], values[blocks:], strict=True)):
             with cgutils.for_range(b, v.constant(8), intp=v.INT64) as loop:
-                line = v.at(b, block, b.mul(loop.index, value_stride))
+                place = b.mul(loop.index, value_stride)
+                line = v.at(b, block, place)
+                for column in range(columns):
+                    v.fetch(b, v.at(b, v.at(b, ahead, place), column * _VECTOR_BYTES))
                 loaded = [v.load(b, v.at(b, line, column * _VECTOR_BYTES), v.INTS, 64) for column in range(columns)]
                 pair = b.add(loop.index, v.constant(8 * index))
                 for row in range(rows):

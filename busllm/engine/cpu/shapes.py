@@ -18,10 +18,18 @@ GROUP = 32  # inputs that share a scale: inputs are padded to whole groups
 
 
 class Format(IntEnum):
-    """Number format of a linear's weights, and with it of its inputs: int16 with a scale per group, or bfloat16."""
+    """Number format of a linear's weights."""
 
     INT4 = 0
     INT8 = 1
+    BFLOAT16 = 2
+
+
+class States(IntEnum):
+    """Number format of a linear's inputs; the integers have a scale per group."""
+
+    INT16 = 0
+    UINT8 = 1  # with a zero point per group
     BFLOAT16 = 2
 
 
@@ -45,6 +53,7 @@ class Field(IntEnum):
     BIAS = 2  # address of float32 (16 * number of tiles)
     NUM_TILES = 3  # of 16 outputs
     NUM_GROUPS = 4  # of 32 inputs
+    STATES = 5  # a `States`
 
 
 class Sizes(NamedTuple):
@@ -72,8 +81,8 @@ class Model(NamedTuple):
     """Weights.
 
     Attributes:
-        linears: int64 (num_layers, 4, 5), by `Part` and `Field`.
-        embedding, head: int64 (5,).
+        linears: int64 (num_layers, 4, 6), by `Part` and `Field`.
+        embedding, head: int64 (6,).
         norms: float32 (2 * num_layers + 1, padded hidden_size): before attention and before feed-forward of each layer,
             and the last one.
         head_norms: float32 (num_layers, 2, head_dim), of queries and keys; no layers where the model has none.
@@ -134,9 +143,10 @@ class Workspace(NamedTuple):
         queries: uint16 (rows, num_heads * head_dim), bfloat16, rotated and scaled.
         attended: float32.
         gated: float32, gate and up.
-        inputs: uint16, of a linear: bfloat16, or int16 with a scale per group of 32.
-        scales: float32 (rows * groups,), of int16 inputs; the row's own number of groups after the other.
-        sums: the same, scale times sum of the group's integers.
+        inputs: uint16, of a linear: bfloat16, or int16 with a scale per group of 32, or uint8 in the first half.
+        scales: float32 (rows * groups,), of integer inputs; the row's own number of groups after the other.
+        lows: the same, the number that integer 0 of a uint8 stands for.
+        sums: the same, of the group's numbers as rounded.
     """
 
     states: Array
@@ -148,6 +158,7 @@ class Workspace(NamedTuple):
     gated: Array
     inputs: Array
     scales: Array
+    lows: Array
     sums: Array
 
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, prange
 
-from busllm.engine.cpu.attention import BLOCK, attend
+from busllm.engine.cpu.attention import attend
 from busllm.engine.cpu.elementwise import add_row, gate_row, normalise_head, normalise_row, rotate_head
 from busllm.engine.cpu.lanes import bfloat16_bits
 from busllm.engine.cpu.linear import multiply, prepare_row, read_row
+from busllm.engine.cpu.runs import BLOCK
 from busllm.engine.cpu.shapes import Part
 
 _QKV, _OUTPUT, _GATE_UP, _DOWN = (int(part) for part in Part)

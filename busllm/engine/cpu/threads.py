@@ -4,19 +4,24 @@ Owns: the agreement between torch's number of threads and numba's, and the choic
 Does not know: what is computed; a row's bits do not depend on it.
 Next on the path: `cpu_decoder.py`.
 
-A step has hundreds of short parallel pieces. On cores of its own two threads are faster than one; beside other busy
-processes a thread that has lost its core holds up every piece, and one thread alone can be several times faster. Which
-of the two it is changes from second to second, so it is measured.
+A step has hundreds of short parallel pieces. On cores of its own two threads are faster than one. Beside processes that
+never rest, a thread that has lost its core holds up every piece, and one thread alone can be several times faster.
+Which of the two it is changes from second to second, so it is measured; and since single steps are late for many
+reasons, medians are compared, and one thread must win clearly.
 """
 
 from __future__ import annotations
+
+import statistics
+from collections import deque
 
 import numba
 import torch
 
 TRIAL_EVERY = 32  # steps after which the slower choice is tried again
 RARE_TRIAL_EVERY = 128  # the same, when it was slower by more than half
-NEWEST_SHARE = 0.4  # of an average, that the newest time has
+RECENT = 5  # steps whose median counts
+CLEARLY = 0.8  # of the time of all cores, that one core may take to be chosen
 
 
 def num_threads() -> int:
@@ -33,26 +38,28 @@ class ThreadChoice:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._times_s: dict[tuple[int, int], float] = {}  # (size class, threads) → average
+        self._times_s: dict[tuple[int, int], deque[float]] = {}  # (size class, threads) → latest
         self._steps: dict[int, int] = {}  # size class → steps so far
 
     def choose(self, num_rows: int) -> int:
-        """Threads for a step of so many rows: all, or one where that has been faster lately."""
+        """Threads for a step of so many rows: all, or one where that has clearly been faster lately."""
         if self._most == 1:
             return 1
         size = num_rows.bit_length()
         step = self._steps[size] = self._steps.get(size, 0) + 1
-        alone, together = (self._times_s.get((size, threads)) for threads in (1, self._most))
+        alone, together = (self._median_s(size, threads) for threads in (1, self._most))
         if together is None:
             return self._most
         if alone is None:
             return 1
-        better, other = (1, self._most) if alone < together else (self._most, 1)
+        better, other = (1, self._most) if alone < CLEARLY * together else (self._most, 1)
         is_close = max(alone, together) < 1.5 * min(alone, together)
         return other if step % (TRIAL_EVERY if is_close else RARE_TRIAL_EVERY) == 0 else better
 
     def took(self, num_rows: int, threads: int, duration_s: float) -> None:
         """Learns how long a step took."""
-        key = (num_rows.bit_length(), threads)
-        before = self._times_s.get(key, duration_s)
-        self._times_s[key] = before + NEWEST_SHARE * (duration_s - before)
+        self._times_s.setdefault((num_rows.bit_length(), threads), deque(maxlen=RECENT)).append(duration_s)
+
+    def _median_s(self, size: int, threads: int) -> float | None:
+        times_s = self._times_s.get((size, threads))
+        return statistics.median(times_s) if times_s else None

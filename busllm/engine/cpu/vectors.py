@@ -32,6 +32,7 @@ FLOATS = ir.VectorType(FLOAT, LANES)
 INTS = ir.VectorType(INT32, LANES)
 HALVES = ir.VectorType(HALF, LANES)
 SHORTS = ir.VectorType(INT16, LANES)
+BYTES = ir.VectorType(INT8, LANES)
 
 Builder = Any  # ir.IRBuilder; llvmlite has no types
 Value = Any  # ir.Value
@@ -150,6 +151,45 @@ def dot_shorts(b: Builder, total: Value, x: Value, y: Value) -> Value:
             assert_never(INSTRUCTIONS.short_dot)
 
 
+def dot_bytes(b: Builder, total: Value, x: Value, y: Value) -> Value:
+    """total + the sums of four products of bytes, per lane of int32.
+
+    Args:
+        total: 16 x i32.
+        x: 16 x i32, four uint8 in each.
+        y: 16 x i32, four int8 in each, of -64 … 64: a sum of two products must fit into int16.
+    """
+    match INSTRUCTIONS.short_dot:
+        case ShortDot.VNNI_512:
+            return call(b, "llvm.x86.avx512.vpdpbusd.512", INTS, total, x, y)
+        case ShortDot.VNNI_256:
+            return _in_halves(b, lambda t, p, q: call(b, "llvm.x86.avx512.vpdpbusd.256", t.type, t, p, q), total, x, y)
+        case ShortDot.MADD_512:
+            pairs = _madd_bytes(b, "llvm.x86.avx512.pmaddubs.w.512", x, y)
+            return b.add(total, _madd(b, "llvm.x86.avx512.pmaddw.d.512", pairs, all_lanes(INTS, 0x00010001)))
+        case ShortDot.MADD_256:
+            pairs = _in_halves(b, lambda p, q: _madd_bytes(b, "llvm.x86.avx2.pmadd.ub.sw", p, q), x, y)
+            ones = all_lanes(INTS, 0x00010001)
+            return b.add(total, _in_halves(b, lambda p, q: _madd(b, "llvm.x86.avx2.pmadd.wd", p, q), pairs, ones))
+        case ShortDot.NEON:
+            for byte in range(4):
+                up = all_lanes(INTS, 24 - 8 * byte)
+                unsigned, signed = (shift(b.shl(z, up), all_lanes(INTS, 24)) for shift, z in ((b.lshr, x), (b.ashr, y)))
+                total = b.add(total, b.mul(unsigned, signed))
+            return total
+        case _:
+            assert_never(INSTRUCTIONS.short_dot)
+
+
+def fetch(b: Builder, address: Value) -> None:
+    """Asks for a cache line that will be read soon."""
+    pointer = b.inttoptr(address, ir.PointerType(INT8))
+    kind = ir.FunctionType(ir.VoidType(), [ir.PointerType(INT8), INT32, INT32, INT32])
+    function = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
+    is_read, to_second_level, is_data = (ir.Constant(INT32, value) for value in (0, 2, 1))
+    b.call(function, [pointer, is_read, to_second_level, is_data])
+
+
 def dot_pairs(b: Builder, total: Value, x: Value, y: Value) -> Value:
     """total + the sums of two products of bfloat16, per lane of float32.
 
@@ -184,6 +224,11 @@ def _upper_shorts(b: Builder, pairs: Value) -> Value:
 def _madd(b: Builder, name: str, x: Value, y: Value) -> Value:
     shorts = ir.VectorType(INT16, 2 * x.type.count)
     return call(b, name, x.type, b.bitcast(x, shorts), b.bitcast(y, shorts))
+
+
+def _madd_bytes(b: Builder, name: str, x: Value, y: Value) -> Value:
+    bytes_, shorts = (ir.VectorType(kind, n * x.type.count) for kind, n in ((INT8, 4), (INT16, 2)))
+    return b.bitcast(call(b, name, shorts, b.bitcast(x, bytes_), b.bitcast(y, bytes_)), x.type)
 
 
 def _in_halves(b: Builder, operation: Callable[..., Value], *operands: Value) -> Value:

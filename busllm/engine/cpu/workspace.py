@@ -34,5 +34,6 @@ def make_workspace(config: ModelConfig, num_rows: int) -> Workspace:
         gated=floats(2 * gate),
         inputs=aligned_zeros((num_rows, widest), np.uint16),
         scales=aligned_zeros((groups,), np.float32),
+        lows=aligned_zeros((groups,), np.float32),
         sums=aligned_zeros((groups,), np.float32),
     )

@@ -51,7 +51,7 @@ def expected(files: ModelFiles, text_ids: list[int]) -> torch.Tensor:
 
 
 # Mean divergence from float32 on the file's own weights: what a format costs, its rounding of weights included.
-@pytest.mark.parametrize(("quantization", "divergence", "agreement"), [("auto", 5e-4, 0.985), ("none", 1e-3, 0.98)])
+@pytest.mark.parametrize(("quantization", "divergence", "agreement"), [("auto", 2e-3, 0.975), ("none", 1e-3, 0.98)])
 def test_the_distributions_are_those_of_float32(
     files: ModelFiles,
     text_ids: list[int],

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from busllm.engine.cpu.kernels import prepare_kernels
-from busllm.engine.cpu.shapes import Format, Workspace, padded
+from busllm.engine.cpu.shapes import Format, States, Workspace, padded
 from tests.engine.cpu.weights import PackedMatrix, packed_matrix
 
 prepare_kernels()
@@ -18,6 +18,13 @@ from busllm.engine.models.config import ModelConfig  # noqa: E402
 from busllm.engine.models.rope_config import RopeConfig  # noqa: E402
 
 SHAPES = [(48, 64), (40, 96), (7, 80), (960, 576)]
+FORMATS = [
+    (Format.INT4, States.INT16),
+    (Format.INT4, States.UINT8),
+    (Format.INT8, States.INT16),
+    (Format.BFLOAT16, States.BFLOAT16),
+]
+TOLERANCES = {States.INT16: 1e-4, States.UINT8: 1e-2, States.BFLOAT16: 4e-3}
 
 
 def workspace(columns: int, rows: int) -> Workspace:
@@ -54,28 +61,28 @@ def product(matrix: PackedMatrix, states: npt.NDArray[np.float32]) -> npt.NDArra
     return out[:, : len(matrix.dense)]
 
 
-def states_of(rows: int, columns: int) -> npt.NDArray[np.float32]:
+def some_states(rows: int, columns: int) -> npt.NDArray[np.float32]:
     return np.random.default_rng(3).standard_normal((rows, columns), np.float32)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("kind", "tolerance"), [(Format.INT4, 1e-4), (Format.INT8, 1e-4), (Format.BFLOAT16, 4e-3)])
+@pytest.mark.parametrize(("kind", "format_of_states"), FORMATS)
 def test_a_product_is_that_of_float32_on_the_same_weights(
-    kind: Format, tolerance: float, shape: tuple[int, int]
+    kind: Format, format_of_states: States, shape: tuple[int, int]
 ) -> None:
-    matrix, states = packed_matrix(kind, *shape), states_of(13, shape[1])
+    matrix, states = packed_matrix(kind, *shape, format_of_states), some_states(29, shape[1])
     expected = states.astype(np.float64) @ matrix.dense.T + matrix.bias[: shape[0]]
     error = np.abs(product(matrix, states) - expected).max() / np.abs(expected).max()
-    assert error < tolerance
+    assert error < TOLERANCES[format_of_states]
 
 
-@pytest.mark.parametrize("kind", list(Format))
-def test_a_row_has_the_same_bits_alone_and_among_any_number_of_others(kind: Format) -> None:
-    matrix, states = packed_matrix(kind, 40, 96), states_of(23, 96)
+@pytest.mark.parametrize(("kind", "format_of_states"), FORMATS)
+def test_a_row_has_the_same_bits_alone_and_among_any_number_of_others(kind: Format, format_of_states: States) -> None:
+    matrix, states = packed_matrix(kind, 40, 96, format_of_states), some_states(31, 96)
     together = product(matrix, states)
-    for row in range(23):
+    for row in range(31):
         np.testing.assert_array_equal(product(matrix, states[row : row + 1])[0], together[row])
-    for rows in range(1, 23):
+    for rows in range(1, 31):
         np.testing.assert_array_equal(product(matrix, states[:rows]), together[:rows])
 
 
@@ -90,13 +97,14 @@ def test_an_embedding_reads_the_rows_of_the_packed_matrix(kind: Format) -> None:
 
 @pytest.mark.parametrize("kind", [Format.INT4, Format.INT8])
 def test_one_large_number_does_not_drown_its_group(kind: Format) -> None:
-    matrix, states = packed_matrix(kind, 40, 64), states_of(1, 64)
+    matrix, states = packed_matrix(kind, 40, 64), some_states(1, 64)
     states[0, 5] = 500.0
     expected = states.astype(np.float64) @ matrix.dense.T + matrix.bias[:40]
     small = np.abs(product(matrix, states) - expected).max()
     assert small < 0.2  # with eight bits the others of the group would be rounded to multiples of 4
 
 
-def test_a_row_of_zeros_gives_the_bias() -> None:
-    matrix = packed_matrix(Format.INT4, 40, 64)
+@pytest.mark.parametrize("format_of_states", [States.INT16, States.UINT8])
+def test_a_row_of_zeros_gives_the_bias(format_of_states: States) -> None:
+    matrix = packed_matrix(Format.INT4, 40, 64, format_of_states)
     np.testing.assert_array_equal(product(matrix, np.zeros((2, 64), np.float32))[1], matrix.bias[:40])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 from busllm.engine.cpu.threads import RARE_TRIAL_EVERY, TRIAL_EVERY, ThreadChoice
 
 
@@ -14,12 +18,22 @@ def run(choice: ThreadChoice, rows: int, times_s: dict[int, float], steps: int) 
     return chosen
 
 
-def test_the_faster_choice_is_taken_and_the_other_tried_now_and_then() -> None:
+def test_one_core_is_taken_where_it_is_clearly_faster_and_the_other_choice_tried_now_and_then() -> None:
     chosen = run(ThreadChoice(4), 1, {1: 0.0025, 4: 0.002}, 5 * TRIAL_EVERY)
     assert chosen[:2] == [4, 1]
     assert chosen.count(1) == 6
     chosen = run(ThreadChoice(4), 1, {1: 0.003, 4: 0.020}, 4 * RARE_TRIAL_EVERY)
     assert chosen.count(4) == 5
+    chosen = run(ThreadChoice(4), 1, {1: 0.0019, 4: 0.002}, 5 * TRIAL_EVERY)
+    assert chosen.count(1) == 6
+
+
+def test_single_late_steps_do_not_change_the_choice() -> None:
+    choice = ThreadChoice(2)
+    run(choice, 2, {1: 0.003, 2: 0.002}, 10)
+    for _ in range(2):
+        choice.took(2, 2, 0.1)
+    assert choice.choose(2) == 2
 
 
 def test_it_changes_its_mind_when_the_machine_gets_busy_and_when_it_is_free_again() -> None:
@@ -37,3 +51,22 @@ def test_steps_of_other_sizes_are_judged_by_themselves() -> None:
 
 def test_one_core_leaves_no_choice() -> None:
     assert run(ThreadChoice(1), 1, {1: 0.001}, 3) == [1, 1, 1]
+
+
+COUNT = """
+from busllm.engine.cpu.kernels import prepare_kernels
+prepare_kernels()
+import numba, numpy, torch
+@numba.njit(parallel=True)
+def double(x):
+    for i in numba.prange(len(x)):
+        x[i] *= 2
+double(numpy.ones(8))
+print(torch.get_num_threads(), numba.get_num_threads())
+"""
+
+
+def test_compiled_code_keeps_to_the_number_of_threads_that_openmp_was_given() -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", COUNT], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "1"]

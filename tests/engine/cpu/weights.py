@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from busllm.engine.cpu.blocks import Blocks, quantise
 from busllm.engine.cpu.pack import pack
-from busllm.engine.cpu.shapes import Format, padded
+from busllm.engine.cpu.packed_model import states_of
+from busllm.engine.cpu.shapes import Format, States, padded
 
 Floats = npt.NDArray[np.float32]
 
@@ -33,12 +34,13 @@ class PackedMatrix:
     dense: Floats
 
 
-def packed_matrix(kind: Format, rows: int, columns: int, seed: int = 0) -> PackedMatrix:
-    """A random one."""
-    source = np.random.default_rng(seed)
+def packed_matrix(kind: Format, rows: int, columns: int, states: States | None = None) -> PackedMatrix:
+    """A random one; its inputs are in the format of a head's where nothing is said."""
+    states = states_of(kind, None) if states is None else states
+    source = np.random.default_rng(0)
     blocks = quantise(source.standard_normal((rows, columns), np.float32), kind)
     packed = pack([blocks])
     bias = np.zeros(padded(rows, 16), np.float32)
     bias[:rows] = source.standard_normal(rows, np.float32)
-    fields = (kind, packed.ctypes.data, bias.ctypes.data, *packed.shape[:2])
+    fields = (kind, packed.ctypes.data, bias.ctypes.data, *packed.shape[:2], states)
     return PackedMatrix(np.array(fields, np.int64), packed, bias, to_float32(blocks, columns))
