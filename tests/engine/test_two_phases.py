@@ -72,8 +72,13 @@ def test_a_late_device_gives_the_tokens_of_a_prompt_one(num_pages: int) -> None:
 class NothingWaits(TorchDispatchMode):
     """Stands between the host and the device `meta`, which has no values: whoever reads one fails by itself.
 
-    What meta would let pass is a copy from the host for which a real device lets the host wait.
+    What meta would let pass is a copy from the host for which a real device lets the host wait: one that says so, and
+    one from memory that is not pinned, whatever it says.
     """
+
+    def __init__(self, pinned: set[int]) -> None:
+        super().__init__()
+        self._pinned = pinned  # addresses
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -85,11 +90,28 @@ class NothingWaits(TorchDispatchMode):
             and _is_on(source, "cpu")
         ):
             assert kwargs.get("non_blocking") or True in args[1:], "a copy to the device that waits"
+            assert source is not None
+            assert not source.numel() or source.data_ptr() in self._pinned, "a copy that waits: its source is pageable"
         return out
 
 
 def _is_on(value: Any, device: str) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == device and value.dim() > 0
+
+
+@pytest.fixture
+def nothing_waits(monkeypatch: pytest.MonkeyPatch) -> NothingWaits:
+    """Pinned memory is what `staging.pinned` gives; it is kept, so that no other tensor gets its address."""
+    addresses: set[int] = set()
+    kept: list[torch.Tensor] = []
+
+    def pinned(host: torch.Tensor, _: torch.device) -> torch.Tensor:
+        kept.append(host.clone())
+        addresses.add(kept[-1].data_ptr())
+        return kept[-1]
+
+    monkeypatch.setattr("busllm.engine.staging.pinned", pinned)
+    return NothingWaits(addresses)
 
 
 class NoWeights:
@@ -140,16 +162,20 @@ def plans(params: SamplingParams) -> tuple[StepPlan, StepPlan]:
     ],
     ids=["greedy", "log probabilities", "min-p", "top-k", "top-p", "penalties", "bias and min_tokens"],
 )
-def test_launching_reads_no_value_and_waits_for_no_copy(without_values: ModelRunner, params: SamplingParams) -> None:
-    with NothingWaits():
+def test_launching_reads_no_value_and_waits_for_no_copy(
+    without_values: ModelRunner, params: SamplingParams, nothing_waits: NothingWaits
+) -> None:
+    with nothing_waits:
         for plan in plans(params):
             without_values.launch(plan)
 
 
-def test_a_value_that_is_read_too_early_is_noticed(without_values: ModelRunner) -> None:
+def test_a_value_that_is_read_too_early_is_noticed(without_values: ModelRunner, nothing_waits: NothingWaits) -> None:
     with pytest.raises((RuntimeError, NotImplementedError)):
         torch.ones(3, device=without_values._device).tolist()
-    with NothingWaits(), torch.inference_mode(), pytest.raises(AssertionError, match="waits"):
+    with nothing_waits, torch.inference_mode(), pytest.raises(AssertionError, match="waits"):
         torch.ones(3).to("meta")
-    with NothingWaits(), pytest.raises(AssertionError, match="waits"):
+    with nothing_waits, pytest.raises(AssertionError, match="waits"):
         torch.ones(3).to("meta")
+    with nothing_waits, pytest.raises(AssertionError, match="pageable"):
+        torch.ones(3).to("meta", non_blocking=True)

@@ -23,6 +23,7 @@ import torch
 from busllm.engine.attention.protocol import AttentionConfig
 from busllm.engine.batch import Int32s, Int64s, RaggedBatch
 from busllm.engine.kv_cache import TokenMajorKVCache
+from busllm.engine.staging import to_device
 
 BLOCK_TOKENS = (
     128  # keys per block; enough to keep the matrix products busy, few enough to waste little on a last block
@@ -139,7 +140,7 @@ class TorchAttention:
         return per_query_row.repeat_interleave(self._config.kv.num_kv_heads, dim=0)
 
     def _to_device(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._config.kv.device, non_blocking=True)
+        return to_device(array, self._config.kv.device)
 
     def _attend_group(self, layer: int, group: _Group, queries: torch.Tensor) -> torch.Tensor:
         kv, shared = self._config.kv, self._num_shared
