@@ -101,7 +101,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
 def _load(placement: str, streams: int, root: int, url: str) -> Load:
     workload = Workload(requests=streams, input_words=20, output_tokens=OUTPUT_TOKENS)
     before = {status.pid: status.cpu_s for status in processes_under(root)}
-    done = anyio.run(_send, HttpTarget(url, None), workload)
+    done = anyio.run(_send, HttpTarget(url, None), workload, backend_options={"use_uvloop": True})
     failed = [one.error for one in done.measured if one.error is not None]
     if failed:
         raise SystemExit(f"{len(failed)} requests failed: {failed[0]}")

@@ -179,7 +179,7 @@ class NullRunner:
         return plan.number
 
     def collect(self, handle: int) -> StepResult:
-        """Waits until the step's time is over.
+        """Waits until the step's time is over, which what is computed here counts towards.
 
         Raises:
             EngineError: steps are collected out of order, or a row relied on pages that hold something else.
@@ -187,11 +187,12 @@ class NullRunner:
         plan, done_at_s = self._launched.popleft()
         if plan.number != handle:
             raise EngineError(f"step {handle} was to be collected, but step {plan.number} is the oldest")
-        if self._step_time_s:
-            time.sleep(max(0.0, done_at_s - time.monotonic()))
         result = self._execute(plan)
         if self._check is not None:
             self._check.collect(result)
+        left_s = done_at_s - time.monotonic()
+        if left_s > 0.0:
+            time.sleep(left_s)
         return result
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import anyio
 from busllm.errors import BusllmError
 from busllm.requests.generation import ChoiceDelta, GenerationRequest
 
-MAX_UNREAD_DELTAS = 64  # and one per choice; more that a slow reader leaves are merged
+MAX_UNREAD_DELTAS = 256  # and one per choice; more that a slow reader leaves are merged
 
 
 class Phase(enum.Enum):
