@@ -1,6 +1,6 @@
 """What the pipeline around the engine costs: microseconds of CPU time per token, hop by hop and process by process.
 
-    python -m bench.pipeline [--streams 1 8 64] [--hops] [--servers]
+    python -m bench.pipeline [--streams 1 8 64] [--step-time 0.001] [--hops] [--servers]
 
 The null engine stands for the model, so all that is measured is busllm itself: planning, the bus, text, HTTP. CPU time
 depends less on what else the machine does than time does, yet caches are shared: measure on a quiet machine.
@@ -24,6 +24,7 @@ def main() -> None:
     """Measures what the arguments ask for and prints it as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, nargs="+", default=STREAMS, help="streams at the same time (1 8 64)")
+    parser.add_argument("--step-time", type=float, default=0.001, metavar="S", help="of the null engine (0.001)")
     parser.add_argument("--hops", action="store_true", help="only the hops")
     parser.add_argument("--servers", action="store_true", help="only the servers")
     arguments = parser.parse_args()
@@ -31,7 +32,7 @@ def main() -> None:
     if not arguments.servers:
         print_hops(arguments.streams)
     if not arguments.hops:
-        print_servers(arguments.streams)
+        print_servers(arguments.streams, arguments.step_time)
 
 
 def print_hops(streams: Sequence[int]) -> None:
@@ -50,13 +51,13 @@ def print_hops(streams: Sequence[int]) -> None:
     print()
 
 
-def print_servers(streams: Sequence[int]) -> None:
+def print_servers(streams: Sequence[int], step_time_s: float) -> None:
     """One row per load."""
     _print_row("placement", "streams", "tokens/s", "events per token", "CPU µs per token", "of which")
     _print_row("---", "---:", "---:", "---:", "---:", "---")
     for placement in PLACEMENTS:
         with tempfile.TemporaryDirectory() as directory:
-            for load in measure(placement, tuple(streams), Path(directory)):
+            for load in measure(placement, tuple(streams), step_time_s, Path(directory)):
                 _print_load(load)
 
 

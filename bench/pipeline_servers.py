@@ -27,7 +27,6 @@ from busllm.cli.load.run import Run, run
 from busllm.cli.load.workload import Workload
 from busllm.topology.config import STAGE_KINDS
 
-STEP_TIME_S = 0.001
 READY_S = 60.0
 LOAD_S = 300.0
 OUTPUT_TOKENS = 1000
@@ -59,21 +58,27 @@ class Load(msgspec.Struct, frozen=True):
     cpu_us: dict[str, float]
 
 
-def measure(placement: str, streams: tuple[int, ...], directory: Path) -> Iterator[Load]:
-    """Starts a placement and loads it with each number of streams in turn."""
-    with _server(PLACEMENTS[placement], directory) as (process, url):
+def measure(placement: str, streams: tuple[int, ...], step_time_s: float, directory: Path) -> Iterator[Load]:
+    """Starts a placement and loads it with each number of streams in turn.
+
+    Args:
+        placement: a key of `PLACEMENTS`.
+        step_time_s: of the null engine.
+        directory: for the server's files.
+    """
+    with _server(PLACEMENTS[placement], step_time_s, directory) as (process, url):
         for number in streams:
             yield _load(placement, number, process.pid, url)
 
 
 @contextmanager
-def _server(placement: str, directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def _server(placement: str, step_time_s: float, directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     topology = directory / "pipeline.toml"
     topology.write_text(
-        f'cluster = "pipeline"\n[model]\nsource = "null"\nnull = {{ step_time_s = {STEP_TIME_S} }}\n'
+        f'cluster = "pipeline"\n[model]\nsource = "null"\nnull = {{ step_time_s = {step_time_s} }}\n'
         f'[frontend]\nlisten = "127.0.0.1:{port}"\n{placement}'
     )
     environment = {**os.environ, "XDG_STATE_HOME": str(directory), "BUSLLM_LOG_LEVEL": "warning"}
