@@ -19,6 +19,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         num_pages: size of the KV cache.
         page_tokens: tokens per page; a shared prefix is found in whole pages.
         step_tokens: tokens computed per step, decode rows and prefill chunks together; at least `max_running`.
+        step_limit_s: seconds that a step should take: `step_tokens` is then the most that is ever tried. None = none.
         max_running: sequences with a slot.
         max_waiting: new sequences beyond the free slots that may queue.
         max_context_tokens: prompt and output together; the model's own limit holds as well.
@@ -30,6 +31,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_pages: int
     page_tokens: int = 16
     step_tokens: int = 256
+    step_limit_s: float | None = None
     max_running: int = 64
     max_waiting: int = 1024
     max_context_tokens: int = 8192

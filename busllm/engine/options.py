@@ -15,6 +15,7 @@ import msgspec
 
 from busllm.engine.config import EngineConfig
 from busllm.engine.runner import Runner
+from busllm.engine.step_budget import automatic_step_tokens
 from busllm.errors import ConfigError
 
 _MAX_WAITING = 2**31 - 1  # nobody is turned away: the caller has all the prompts in memory already
@@ -30,7 +31,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         quantization: of the weights: "auto" (the file's own), "none", "int8" or "int4".
         kv_tokens: size of the KV cache; rounded up to whole pages.
         page_tokens: tokens per page.
-        step_tokens: most tokens computed in one step; "auto" = 256 on CPU, 2048 on CUDA, at least `max_running`.
+        step_tokens: most tokens computed in one step; "auto" = on CPU as many as take 0.1 s, on CUDA 2048.
         max_running: sequences computed at the same time.
         max_context_tokens: prompt and output together; None = what the model can.
         prefix_cache: whether prompts that begin alike share their pages, also from call to call.
@@ -67,11 +68,14 @@ def read_options(options: Mapping[str, Any]) -> EngineOptions:
 def engine_config(options: EngineOptions, runner: Runner) -> EngineConfig:
     """Turns options into the sizes of an engine, with what "auto" means for this runner."""
     page_tokens = 16 if options.page_tokens == "auto" else options.page_tokens
-    auto_step_tokens = max(256 if runner.depth == 0 else 2048, options.max_running)
+    step_tokens, step_limit_s = automatic_step_tokens(runner, options.max_running)
+    if options.step_tokens != "auto":
+        step_tokens, step_limit_s = options.step_tokens, None
     return EngineConfig(
         num_pages=-(-options.kv_tokens // page_tokens),
         page_tokens=page_tokens,
-        step_tokens=auto_step_tokens if options.step_tokens == "auto" else options.step_tokens,
+        step_tokens=step_tokens,
+        step_limit_s=step_limit_s,
         max_running=options.max_running,
         max_waiting=_MAX_WAITING,
         max_context_tokens=options.max_context_tokens or runner.model.max_context_tokens,

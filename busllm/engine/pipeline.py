@@ -7,6 +7,7 @@ Next on the path: `engine/runner.py`.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 
 import msgspec
@@ -54,7 +55,7 @@ class Pipeline:
     def __init__(self, runner: Runner, planner: Planner) -> None:
         self._runner = runner
         self._planner = planner
-        self._launched: deque[tuple[int, PlannedStep]] = deque()
+        self._launched: deque[tuple[int, PlannedStep, float]] = deque()
 
     @property
     def num_launched(self) -> int:
@@ -71,7 +72,8 @@ class Pipeline:
         step = self._planner.plan(in_flight=bool(self._launched))
         if step is None:
             return False
-        self._launched.append((self._runner.launch(step.plan), step))
+        began = time.perf_counter()
+        self._launched.append((self._runner.launch(step.plan), step, began))
         return True
 
     def collect(self) -> list[LandedRow]:
@@ -80,8 +82,11 @@ class Pipeline:
         Raises:
             EngineError: the result does not belong to the plan.
         """
-        handle, step = self._launched.popleft()
+        handle, step, began = self._launched.popleft()
         result = self._runner.collect(handle)
+        if self._runner.depth == 0:
+            num_tokens = sum(row.num_tokens for row in step.plan.rows)
+            self._planner.budget.took(num_tokens, time.perf_counter() - began)
         _check_result(step, result)
         sampled = iter(result.rows)
         scores = {entry.slot: entry for entry in result.prompt_logprobs}

@@ -31,6 +31,7 @@ from busllm.engine.outbox import Outbox
 from busllm.engine.page_tables import PageTables, PrefixMatch
 from busllm.engine.plan_draft import PlanDraft, PlannedStep
 from busllm.engine.roster import Roster
+from busllm.engine.step_budget import StepBudget
 from busllm.plan import PlanRow
 
 _PATIENCE = 4
@@ -45,6 +46,7 @@ class Planner:
         outbox: takes the events `admitted` and `retracted`.
 
     Attributes:
+        budget: tokens of a step; told what steps have taken.
         outgrown: sequences that the last plan found too large for the whole pool; they are to end.
         num_retractions, num_prompt_tokens, num_cached_tokens: since the start; a prompt counts when its sequence is
             admitted for the first time.
@@ -59,6 +61,7 @@ class Planner:
         self._tables = tables
         self._outbox = outbox
         self._number = 0
+        self.budget = StepBudget(config)
         self._roster = Roster(config.max_running)
         self._lobby = Lobby(config.page_tokens, config.max_prefix_wait_steps)
         self._expected = ExpectedLength(config.expected_output_tokens)
@@ -171,7 +174,7 @@ class Planner:
             The plan, or None when nothing can be computed now; `outgrown` may say why.
         """
         self.outgrown = []
-        draft = PlanDraft(self._number + 1, self._config.step_tokens)
+        draft = PlanDraft(self._number + 1, self.budget.tokens)
         self._lobby.expire(draft.number)
         while True:
             retractions = self.num_retractions

@@ -16,8 +16,9 @@ from busllm.bus.retry import RetryTimings
 from busllm.engine.attention.choose import BUILT_IN
 from busllm.engine.models.config import SUPPORTED_ARCHITECTURES
 from busllm.engine.options import EngineOptions
+from busllm.engine.step_budget import FIRST_TOKENS, LEAST_TOKENS, MOST_TOKENS
 from busllm.stages.frontend.settings import HttpTimings
-from busllm.stages.scheduler.build_engine import AUTO_PAGE_TOKENS, AUTO_STEP_TOKENS
+from busllm.stages.scheduler.build_engine import AUTO_PAGE_TOKENS
 from busllm.topology.config import DEFAULT_KV_TOKENS
 from busllm.topology.restarts import RestartTimings
 from busllm.topology.supervise import SupervisionTimings
@@ -67,7 +68,11 @@ def test_every_bound_is_in_the_table_with_its_default() -> None:
         ("reference/settings.md", BUILT_IN),
         (
             "reference/settings.md",
-            (str(DEFAULT_KV_TOKENS), f"`auto`: {AUTO_PAGE_TOKENS}", f"`auto`: {AUTO_STEP_TOKENS}"),
+            (
+                str(DEFAULT_KV_TOKENS),
+                f"`auto`: {AUTO_PAGE_TOKENS}",
+                f"({FIRST_TOKENS} at first, {LEAST_TOKENS} to {MOST_TOKENS:,})",
+            ),
         ),
     ],
 )

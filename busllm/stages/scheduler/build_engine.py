@@ -14,6 +14,7 @@ import msgspec
 from busllm.engine.engine import Engine, EngineConfig
 from busllm.engine.free_memory import kv_bytes_of_free_memory
 from busllm.engine.runner import Runner
+from busllm.engine.step_budget import automatic_step_tokens
 from busllm.errors import ConfigError
 from busllm.grammar.compiler import GrammarCompiler
 from busllm.model_store.files import ModelFiles
@@ -24,8 +25,6 @@ from busllm.topology.config import DEFAULT_KV_TOKENS, ModelConfig, SchedulerConf
 from busllm.topology.sizes import parse_memory
 
 AUTO_PAGE_TOKENS = 16
-AUTO_STEP_TOKENS = 256
-AUTO_STEP_TOKENS_ON_GPU = 2048
 
 
 def build_engine(
@@ -58,15 +57,14 @@ def build_engine(
     max_context_tokens = min(
         model.max_context_tokens or runner.model.max_context_tokens, runner.model.max_context_tokens
     )
-    if scheduler.step_tokens == "auto":
-        auto = AUTO_STEP_TOKENS if runner.depth == 0 else AUTO_STEP_TOKENS_ON_GPU
-        step_tokens = max(auto, scheduler.max_running)
-    else:
-        step_tokens = scheduler.step_tokens
+    step_tokens, step_limit_s = automatic_step_tokens(runner, scheduler.max_running)
+    if scheduler.step_tokens != "auto":
+        step_tokens, step_limit_s = scheduler.step_tokens, None
     config = EngineConfig(
         num_pages=1,  # not known yet
         page_tokens=page_tokens,
         step_tokens=step_tokens,
+        step_limit_s=step_limit_s,
         max_running=scheduler.max_running,
         max_waiting=scheduler.max_waiting,
         max_context_tokens=max_context_tokens,
