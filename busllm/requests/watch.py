@@ -10,7 +10,6 @@ within the silence. A doubtful answer is checked once more after `strike_s`, the
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 import anyio
@@ -34,7 +33,7 @@ from busllm.requests.sending import Sender
 
 STRIKES = 2
 MAX_PROBED = 500  # uids in one message
-MAX_LOOKS = 1000  # requests looked at in one tick; the others that are due come in the next one
+MAX_LOOKS = 2000  # requests looked at in one tick; the others that are due come in the next one
 
 
 class Watch:
@@ -94,17 +93,19 @@ class Watch:
         if (judging, text_is_made) != (self._judging, self._text_is_made):
             self._judging, self._text_is_made = judging, text_is_made
             self._agenda.note_all(now)
-        silent: dict[str, list[str]] = defaultdict(list)
+        silent: dict[str, list[str]] = {}
         for uid in self._agenda.take(now, MAX_LOOKS):
             live = self._lives.get(uid)
-            if live is not None:
+            if live is None:
+                continue
+            if self._next_look(live, now) <= now:  # else it has spoken meanwhile, as nearly all have
                 self._look_at(live, now, silent)
                 self._ended(live)
-                if not live.is_done:
-                    self._agenda.note(uid, self._next_look(live, now))
+            if not live.is_done:
+                self._agenda.note(uid, self._next_look(live, now))
         if silent and not self._probing:
             self._probing = True
-            actor.tasks.start_soon(self._probe, dict(silent))
+            actor.tasks.start_soon(self._probe, silent)
 
     def _expired(self, live: LiveRequest, now: float) -> bool:
         since = self._down_since if self._down_since is not None else live.trouble_since
@@ -150,17 +151,19 @@ class Watch:
         holder = live.tokenizer if live.phase is Phase.TOKENIZING else live.scheduler
         if not self._is_taken(live) and now >= self._taken_by(live):
             self._sender.send_on(live, "not taken", avoid=holder, holder_died=False)
-        elif holder is not None and len(silent[holder]) < MAX_PROBED and self._silent_choices(live, now):
-            silent[holder].append(live.uid)
+        elif holder is not None and self._silent_choices(live, now):
+            uids = silent.setdefault(holder, [])
+            if len(uids) < MAX_PROBED:
+                uids.append(live.uid)
 
     def _next_look(self, live: LiveRequest, now: float) -> float:
         """When something may have become wrong with a request, if nothing is heard of it until then."""
-        if not self._judging or live.waits_for is not None or live.trouble_since is not None:
+        if not self._judging or not self._text_is_made or live.waits_for is not None or live.trouble_since is not None:
             return now
         moments = [self._asks_at(choice) for choice in live.unfinished()]
         if not self._is_taken(live):
             moments.append(self._taken_by(live))
-        return max(now, min(moments))
+        return max(now, min(moments, default=now))
 
     @staticmethod
     def _is_taken(live: LiveRequest) -> bool:

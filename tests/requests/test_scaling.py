@@ -18,7 +18,7 @@ from tests.requests.played import SCHEDULER, Stages, playing, request
 pytestmark = pytest.mark.anyio
 
 TIMINGS = Timings()
-MANY = 3_000
+MANY = 5_000
 
 
 @pytest.fixture

@@ -59,6 +59,14 @@ async def test_one_that_speaks_is_not_asked_about(stages: Stages) -> None:
     assert stages.probed == []
 
 
+async def test_nobody_is_asked_while_nobody_is_silent(stages: Stages) -> None:
+    live = await running_request(stages)
+    await stages.pass_time(0.9)
+    await stages.text(live, 2, "x")
+    await stages.pass_time(0.9)
+    assert [message for message in stages.wire.heard if message.subject.endswith(".probe")] == []
+
+
 async def test_a_silent_one_is_asked_about_at_its_scheduler(stages: Stages) -> None:
     live = await running_request(stages)
     stages.knows = {SCHEDULER: {live.uid: ((0, 1, "running", 2),)}}
@@ -109,7 +117,7 @@ async def test_an_error_for_an_answer_is_no_answer(stages: Stages) -> None:
         stages.wire.connection.publish(reply, error_answer(Lost("broken")))
 
     stages.answer_probe = refuse  # type: ignore[method-assign]
-    await stages.pass_time(3.0)
+    await stages.pass_time(3.5)
     assert len(stages.probed) > 2
     stages.answer_probe = lambda message: stages.wire.connection.publish(  # type: ignore[method-assign]
         message.reply, encode_json(7)
