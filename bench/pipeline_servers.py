@@ -30,6 +30,7 @@ from busllm.topology.config import STAGE_KINDS
 READY_S = 60.0
 LOAD_S = 300.0
 OUTPUT_TOKENS = 1000
+KV_TOKENS = 2**18  # all streams fit: no sequence gives its pages back and computes them again
 _COMMAND = (sys.executable, "-m", "busllm.cli.main")
 
 KINDS = ("frontend", "tokenizer", "detokenizer", "scheduler")
@@ -79,7 +80,7 @@ def _server(placement: str, step_time_s: float, directory: Path) -> Iterator[tup
     topology = directory / "pipeline.toml"
     topology.write_text(
         f'cluster = "pipeline"\n[model]\nsource = "null"\nnull = {{ step_time_s = {step_time_s} }}\n'
-        f'[frontend]\nlisten = "127.0.0.1:{port}"\n{placement}'
+        f'[frontend]\nlisten = "127.0.0.1:{port}"\n[scheduler]\nkv_tokens = {KV_TOKENS}\n{placement}'
     )
     environment = {**os.environ, "XDG_STATE_HOME": str(directory), "BUSLLM_LOG_LEVEL": "warning"}
     process = subprocess.Popen([*_COMMAND, "up", "--topology", str(topology)], env=environment, start_new_session=True)
