@@ -40,7 +40,9 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         device: "cpu", "cuda", "cuda:1", …; "auto" = CUDA where there is one.
-        dtype: "float32", "bfloat16" or "float16"; "auto" = float32 on CPU, bfloat16 on CUDA.
+        dtype: of weights, numbers and cache in the torch modules: "float32", "bfloat16" or "float16"; any of them rules
+            the compiled pass out. "auto" = bfloat16 on CUDA, and on a CPU the compiled pass (`quantization` says what
+            its weights are; sums in float32, a cache in bfloat16) where it can serve the model, else float32.
         attention: "torch", "cpu" (the compiled forward pass), "flashinfer" or an installed plug-in; "auto" = FlashInfer
             on CUDA and the compiled pass on a CPU where they can serve the model, else torch.
         quantization: of the weights; "auto" = the file's own. "int8" and "int4" are for the compiled pass.

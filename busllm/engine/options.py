@@ -26,7 +26,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         device: "auto" (CUDA where there is one), "cpu", "cuda", "cuda:1", …
-        dtype: "auto" (float32 on CPU, bfloat16 on CUDA), "float32", "bfloat16" or "float16".
+        dtype: of weights, numbers and cache in the torch modules: "float32", "bfloat16" or "float16"; "auto" = bfloat16
+            on CUDA, and on a CPU the compiled pass (the file's own weights, sums in float32, a cache in bfloat16) where
+            it can serve the model, else float32.
         attention: "auto", "torch", "cpu", "flashinfer" or an installed plug-in.
         quantization: of the weights: "auto" (the file's own), "none", "int8" or "int4".
         kv_tokens: size of the KV cache; rounded up to whole pages.

@@ -92,6 +92,30 @@ def test_the_test_at_load_notices_each_argument_that_is_lost(
         load_runner(str(directory), LoadConfig(dtype=dtype))
 
 
+WIDE = 400  # beyond what a test at load computes
+
+
+@pytest.mark.parametrize("architecture", ["phi3", "gemma2", "gemma3", "gpt-oss"])
+def test_a_wide_window_is_tested_short_and_served_wide(tmp_path: Path, architecture: str) -> None:
+    directory = write_tiny_model(tmp_path / "model", architecture, sliding_window=WIDE)
+    runner = load_runner(str(directory), LoadConfig(dtype="float32", attention="torch"))
+    windows = set(runner._decoder.config.attention_shape.layer_windows)
+    assert windows - {None} == {WIDE}
+
+
+@pytest.mark.parametrize("architecture", ["phi3", "gemma2"])
+def test_the_test_at_load_looks_beyond_a_wide_window(tmp_path: Path, architecture: str) -> None:
+    class BlindToWindows(TorchAttention):
+        def __init__(self, config: AttentionConfig) -> None:
+            super().__init__(structs.replace(config, layer_windows=(None,) * len(config.layer_windows)))
+
+    directory = write_tiny_model(tmp_path / "model", architecture, sliding_window=WIDE)
+    raw = json.loads((directory / "config.json").read_text())
+    settings = HookedSettings(BlindToWindows, 512, torch.device("cpu"), torch.float32)
+    with pytest.raises(ModelError, match="side by side"):
+        load_hooked(directory, raw, settings)
+
+
 class ForgetfulAttention(TorchAttention):
     """A backend that does not know of soft caps."""
 

@@ -19,7 +19,7 @@ from busllm.model_store.weights import WeightTensor
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-# What quantization is taken over into which format, without rounding anything.
+# What a stored format becomes: blocks are taken over as they are; of floats only bfloat16 is not rounded.
 _OWN_FORMATS = {
     "q4_0": Format.INT4,
     "q4_1": Format.INT4,
@@ -55,7 +55,9 @@ class Blocks:
 
 
 def own_format(tensors: Sequence[WeightTensor]) -> Format:
-    """The format that keeps these tensors as they are stored, or int8 where no single one does."""
+    """The format that these tensors become, or int8 where they become several: blocks of ggml stay as they are stored,
+    float32 and float16 are rounded to bfloat16, other blocks to int8.
+    """
     formats = {_OWN_FORMATS.get(tensor.quantization, Format.INT8) for tensor in tensors}
     return formats.pop() if len(formats) == 1 else Format.INT8
 

@@ -46,15 +46,28 @@ class HookedModel:
         Raises:
             ModelError: the model cannot be served; the message is a clause about it.
         """
-        text = model.config.get_text_config()
+        self._text = model.config.get_text_config()
         self._body, self._head = _split(model)
         self._device = model.device
         self._hook = hook
         self._step: _Step | None = None
-        with torch.inference_mode():
-            self._survey: Survey = survey(text, hook, self._run)
-        hook.use(self._attend)
-        self.config = HookedConfig(type(model).__name__, text.vocab_size, self._survey.shape)
+        self._survey = self._look()
+        self.config = HookedConfig(type(model).__name__, self._text.vocab_size, self._survey.shape)
+
+    def survey_anew(self) -> None:
+        """Learns what the layers ask for once more: the configuration has changed.
+
+        Raises:
+            ModelError: the model cannot be served; the message is a clause about it.
+        """
+        self._survey = self._look()
+        self.config = msgspec.structs.replace(self.config, attention_shape=self._survey.shape)
+
+    @torch.inference_mode()
+    def _look(self) -> Survey:
+        seen = survey(self._text, self._hook, self._run)
+        self._hook.use(self._attend)
+        return seen
 
     @property
     def is_recordable(self) -> bool:

@@ -1,7 +1,7 @@
 """Loads a model of `transformers`, tests it, and refuses it with the reason when it cannot be served.
 
 Owns: the loading, and the order of the checks.
-Does not know: what the checks compare (`survey.py`, `self_test.py`).
+Does not know: what the checks compare (`survey.py`, `self_test.py`), where windows stand (`short_window.py`).
 Next on the path: `models/hooked/hooked_model.py`.
 """
 
@@ -24,6 +24,7 @@ from busllm.engine.attention.protocol import AttentionFactory
 from busllm.engine.models.hooked.hook import EAGER, AttentionHook
 from busllm.engine.models.hooked.hooked_model import HookedModel, body_of
 from busllm.engine.models.hooked.self_test import check, sample_sequences
+from busllm.engine.models.hooked.short_window import short_window
 from busllm.errors import ModelError
 
 # What a model's own code raises when it is used in a way that it does not foresee.
@@ -103,14 +104,16 @@ def _load(directory: Path, architecture: str, settings: HookedSettings) -> PreTr
 
 def _prepare(model: PreTrainedModel, settings: HookedSettings) -> HookedModel:
     """Asks the whole model first, as it is, and then compares."""
-    text = model.config.get_text_config()
+    vocab_size = model.config.get_text_config().vocab_size
     if "position_ids" not in inspect.signature(body_of(model).forward).parameters:
         raise ModelError("its layers take no positions, and several sequences stand in one row here")
     hook = AttentionHook(model)
-    sequences = sample_sequences(text.vocab_size, getattr(text, "sliding_window", None), settings.max_context_tokens)
-    expected = [_own_logits(model, sequence) for sequence in sequences]
-    hooked = HookedModel(model, hook)
-    check(hooked, sequences, expected, settings.attention, device=settings.device, dtype=settings.dtype)
+    with short_window(model) as window:
+        sequences = sample_sequences(vocab_size, window, settings.max_context_tokens)
+        expected = [_own_logits(model, sequence) for sequence in sequences]
+        hooked = HookedModel(model, hook)
+        check(hooked, sequences, expected, settings.attention, device=settings.device, dtype=settings.dtype)
+    hooked.survey_anew()
     return hooked
 
 

@@ -24,15 +24,15 @@ from busllm.errors import ModelError
 from busllm.plan import PagesAssigned, PlanRow, StepPlan
 
 PAGE_TOKENS = 16
-_SHORT_TOKENS, _MIN_LONG_TOKENS, _MAX_LONG_TOKENS = 11, 37, 300
+_SHORT_TOKENS, _LONG_TOKENS, _TOKENS_BEYOND_WINDOW = 11, 37, 9
 # Of each token's logits: norm of the error / norm of the logits. Another attention gives about 1.
 MAX_ERROR_FLOAT32 = 1e-3
 MAX_ERROR_HALF, MAX_MEAN_ERROR_HALF = 0.5, 0.05  # rounding may send a token to another expert, but not most tokens
 
 
 def sample_sequences(vocab_size: int, window: int | None, max_context_tokens: int) -> tuple[list[int], list[int]]:
-    """Two random prompts, the first one longer than the window unless that is very wide."""
-    length = min(max(_MIN_LONG_TOKENS, (window or 0) + 9), _MAX_LONG_TOKENS, max_context_tokens)
+    """Two random prompts, the first one longer than the window, if the context is."""
+    length = min(max(_LONG_TOKENS, (window or 0) + _TOKENS_BEYOND_WINDOW), max_context_tokens)
     draw = np.random.default_rng(0)
     return draw.integers(0, vocab_size, length).tolist(), draw.integers(0, vocab_size, _SHORT_TOKENS).tolist()
 
