@@ -59,6 +59,7 @@ class Watch:
         ended: Callable[[LiveRequest], None],
     ) -> None:
         self._actor = actor
+        self._timings = actor.settings.timings
         self._sender = sender
         self._agenda = agenda
         self._lives = lives
@@ -70,7 +71,7 @@ class Watch:
 
     def bus_is_back(self, now: float) -> None:
         """After a gap nobody is judged for a while; then every request is asked about."""
-        self._judges_after = now + self._actor.settings.timings.settle_s
+        self._judges_after = now + self._timings.settle_s
         self.ask_about_all()
 
     def ask_about_all(self) -> None:
@@ -98,11 +99,13 @@ class Watch:
             live = self._lives.get(uid)
             if live is None:
                 continue
-            if self._next_look(live, now) <= now:  # else it has spoken meanwhile, as nearly all have
+            due = self._next_look(live, now)
+            if due <= now:  # else it has spoken meanwhile, as nearly all have
                 self._look_at(live, now, silent)
                 self._ended(live)
+                due = self._next_look(live, now)
             if not live.is_done:
-                self._agenda.note(uid, self._next_look(live, now))
+                self._agenda.note(uid, due)
         if silent and not self._probing:
             self._probing = True
             actor.tasks.start_soon(self._probe, silent)
@@ -111,11 +114,14 @@ class Watch:
         since = self._down_since if self._down_since is not None else live.trouble_since
         if since is None:
             return False
-        timings = self._actor.settings.timings
         never_served = not any(choice.output_ids for choice in live.choices) and (
             live.waits_for in (WaitsFor.TOKENIZER, WaitsFor.SCHEDULER) or not self._has_detokenizer(live)
         )
-        limit_s = timings.first_stage_s if never_served and self._down_since is None else timings.resume_deadline_s
+        limit_s = (
+            self._timings.first_stage_s
+            if never_served and self._down_since is None
+            else self._timings.resume_deadline_s
+        )
         if now - since < limit_s:
             return False
         live.fail(self._give_up_reason(live, limit_s))
@@ -131,7 +137,7 @@ class Watch:
     def _give_up_reason(self, live: LiveRequest, limit_s: float) -> BusllmError:
         if self._down_since is not None or live.waits_for is WaitsFor.BUS:
             return BusUnavailable(f"The bus is away and did not come back within {limit_s:g} s.")
-        if limit_s == self._actor.settings.timings.resume_deadline_s and live.was_scheduled:
+        if limit_s == self._timings.resume_deadline_s and live.was_scheduled:
             return ResumeDeadlineExceeded(f"A stage was lost and nobody could take over within {limit_s:g} s.")
         if not self._has_detokenizer(live):
             kind = "detokenizer"
@@ -160,7 +166,8 @@ class Watch:
         """When something may have become wrong with a request, if nothing is heard of it until then."""
         if not self._judging or not self._text_is_made or live.waits_for is not None or live.trouble_since is not None:
             return now
-        moments = [self._asks_at(choice) for choice in live.unfinished()]
+        timings = self._timings
+        moments = [choice.asks_at(timings.silence_s, timings.strike_s) for choice in live.unfinished()]
         if not self._is_taken(live):
             moments.append(self._taken_by(live))
         return max(now, min(moments, default=now))
@@ -170,14 +177,11 @@ class Watch:
         return live.taken if live.phase is Phase.TOKENIZING else all(choice.taken for choice in live.unfinished())
 
     def _taken_by(self, live: LiveRequest) -> float:
-        return live.sent_at + self._actor.settings.timings.taken_s
-
-    def _asks_at(self, choice: Choice) -> float:
-        timings = self._actor.settings.timings
-        return choice.asks_at(timings.silence_s, timings.strike_s)
+        return live.sent_at + self._timings.taken_s
 
     def _silent_choices(self, live: LiveRequest, now: float) -> list[Choice]:
-        return [choice for choice in live.unfinished() if now >= self._asks_at(choice)]
+        silence_s, strike_s = self._timings.silence_s, self._timings.strike_s
+        return [choice for choice in live.unfinished() if now >= choice.asks_at(silence_s, strike_s)]
 
     # ------------------------------------------------------------ probing
 

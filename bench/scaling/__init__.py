@@ -1,0 +1,1 @@
+"""How busllm grows: with waiting requests, cache, batch, context, subjects and stages. `python -m bench.scaling`."""
