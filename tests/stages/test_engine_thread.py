@@ -264,3 +264,27 @@ async def test_a_sequence_that_the_engine_gives_up_comes_back_as_refused_and_oth
         finally:
             await thread.close()
     assert (refused.request.uid, refused.request.attempt, refused.error.status) == ("a", 2, 400)
+
+
+async def ask_in_vain(thread: EngineThread) -> None:
+    with pytest.raises(EngineError, match="has ended"):
+        await thread.reset_cache()
+
+
+async def test_a_question_that_a_closing_thread_does_not_come_to_fails() -> None:
+    runner = Gated()
+    async with thread_of(lambda: runner) as thread, anyio.create_task_group() as tasks:
+        thread.submit(request("u"))
+        assert await anyio.to_thread.run_sync(runner.has_begun.wait, PATIENCE_S)
+        tasks.start_soon(ask_in_vain, thread)
+        await anyio.wait_all_tasks_blocked()
+        tasks.start_soon(thread.close)
+        await anyio.wait_all_tasks_blocked()
+        runner.may_step.release()
+
+
+async def test_a_question_to_a_thread_that_has_failed_fails() -> None:
+    async with thread_of(Broken) as thread:
+        thread.submit(request("u"))
+        await first_of(thread, Crashed)
+        await ask_in_vain(thread)

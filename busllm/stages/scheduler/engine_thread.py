@@ -55,6 +55,8 @@ class EngineThread:
         self._signalled = False
         self._closing = False
         self._paused = False
+        self._ended = False
+        self._at_end: list[Callable[[], None]] = []  # wakes those who wait for an answer
         self._step_began_at: float | None = None
         self._slowest_step_s = 0.0
         self._statistics: EngineStatistics | None = None
@@ -108,16 +110,31 @@ class EngineThread:
         self._send(command)
 
     async def reset_cache(self) -> int:
-        """Empties the prefix cache; returns the number of pages freed."""
+        """Empties the prefix cache; returns the number of pages freed.
+
+        Raises:
+            EngineError: the thread ends, or has ended, without doing it.
+        """
         done, freed = anyio.Event(), []
         token = anyio.lowlevel.current_token()
 
-        def command(engine: Engine) -> None:
-            freed.append(engine.reset_cache())
+        def wake() -> None:
             anyio.from_thread.run_sync(done.set, token=token)
 
-        self._send(command)
-        await done.wait()
+        def command(engine: Engine) -> None:
+            freed.append(engine.reset_cache())
+            wake()
+
+        # In this order: an end that comes before the question is seen here, one that comes after it wakes.
+        self._at_end.append(wake)
+        try:
+            if not self._ended:
+                self._send(command)
+                await done.wait()
+        finally:
+            self._at_end.remove(wake)
+        if not freed:
+            raise EngineError("The engine has ended; its cache went with it.")
         return freed[0]
 
     async def receive(self) -> list[EngineOutput]:
@@ -184,6 +201,10 @@ class EngineThread:
             engine.close()
         except BaseException as error:  # noqa: BLE001 - the seam: whatever it is, the event loop decides what follows
             self._put(Crashed(error if isinstance(error, BusllmError) else _as_engine_error(error)))
+        finally:
+            self._ended = True
+            for wake in tuple(self._at_end):
+                wake()
 
     def _turn(self, engine: Engine) -> None:
         while self._commands:
