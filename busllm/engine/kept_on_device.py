@@ -4,8 +4,10 @@ Owns: finding the smallest kept weight of each row without sorting, and without 
 Does not know: temperature. `engine/kept_on_host.py` does the same row by row on the CPU.
 Next on the path: back to `engine/draw.py`, which has the definition.
 
-The weights are float64 from 0 to 1. Their bits, read as integers, are in the order of their values, so the smallest
-kept weight is found by halving an interval of integers, always as often.
+A small top-k is a selection of the library's; top-p then has only these weights to look at. Without one, how many
+weights top-p keeps is not known to the host, so all are looked at: the weights are float64 from 0 to 1, and their bits,
+read as integers, are in the order of their values. So the smallest kept weight is found by halving an interval of
+integers, always as often.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from busllm.engine.staging import to_device
 
 _BITS_OF_ONE = 0x3FF0_0000_0000_0000  # of 1.0 in float64
 _NUM_HALVINGS = _BITS_OF_ONE.bit_length()
+# A top-k up to this is selected. Always as many are, so that no row depends on what others ask for.
+_NUM_SELECTED = 1024
 
 
 def keep_on_device(
@@ -38,7 +42,13 @@ def keep_on_device(
     Returns:
         float64 (num_rows, vocab_size).
     """
-    limited, shared = np.flatnonzero(top_k < weights.shape[1]), np.flatnonzero(top_p < 1)
+    is_limited = top_k < weights.shape[1]
+    is_selected = is_limited & (top_k <= _NUM_SELECTED)
+    selected, limited = np.flatnonzero(is_selected), np.flatnonzero(is_limited & ~is_selected)
+    shared = np.flatnonzero((top_p < 1) & ~is_selected)
+    if selected.size:
+        rows = to_device(selected, weights.device)
+        weights[rows] = _select(weights[rows], _column(top_k[selected], weights), _column(top_p[selected], weights))
     if limited.size:
         rows = to_device(limited, weights.device)
         weights[rows] = _keep_count(weights[rows], _column(top_k[limited], weights))
@@ -48,6 +58,23 @@ def keep_on_device(
     if min_p.any():
         weights = weights.masked_fill_(weights < _column(min_p, weights), 0)
     return weights
+
+
+def _select(weights: torch.Tensor, count: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    """The `count` largest weights of each row, and of these the fewest largest that have a share of their sum.
+
+    Args:
+        count: int64 (num_rows, 1), 1 … _NUM_SELECTED.
+        share: float64 (num_rows, 1); 1 and more keeps all.
+    """
+    size = min(_NUM_SELECTED, weights.shape[1])
+    places = torch.arange(size, device=weights.device)
+    falling = weights.topk(size, dim=-1).values.masked_fill(places >= count, 0)  # (num_rows, size)
+    reached = falling.cumsum(dim=-1)
+    num_needed = (reached < share * reached[:, -1:]).sum(dim=-1, keepdim=True) + 1
+    num_kept = torch.where(share < 1, torch.minimum(num_needed, count), count)
+    smallest = falling.gather(1, num_kept - 1)
+    return _cut(weights, smallest, num_kept - (falling > smallest).sum(dim=-1, keepdim=True))
 
 
 def _keep_count(weights: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
