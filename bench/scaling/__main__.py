@@ -2,8 +2,8 @@
 
     python -m bench.scaling [--only planner prefix_cache stages buses steps] [--model NAME] [--out docs/plots]
 
-What is measured anew takes the place of what was there; the other figures stay. Times are CPU times, except those of
-the model's steps: take these on a quiet machine.
+What is measured anew takes the place of what was there; the other figures stay. Times are CPU times, the smallest of
+some runs, except those of the model's steps, for which a clock on the wall must do: take these on a quiet machine.
 """
 
 from __future__ import annotations

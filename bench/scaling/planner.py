@@ -108,7 +108,7 @@ def figures() -> Iterator[Figure]:
     """A step, and what happens to single sequences."""
     yield Figure(
         name="planner_step",
-        title="One step of the engine without a model, by what the waiting sequences wait for",
+        title="A step of the engine without a model, and why others wait",
         x_label="waiting sequences",
         y_label="µs",
         curves=curves(tuple(CROWDS), WAITING, lambda number: [_step_us(make(number)) for make in CROWDS.values()]),
