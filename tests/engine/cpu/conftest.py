@@ -20,13 +20,11 @@ NEEDS_KERNELS = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what this CPU cannot run, and gives the first test of a process time to compile.
 
-    Every shape of `test_forward` is compiled anew, which takes minutes in all: it is a slow one.
+    The kernels are compiled once per version, since sizes are values to them; what follows is fast.
     """
     supported = detect_instructions() is not None
     for item in items:
         if item.path.parent.name == "cpu" and item.path.stem in NEEDS_KERNELS:
             item.add_marker(pytest.mark.timeout(900))
-            if item.path.stem == "test_forward":
-                item.add_marker(pytest.mark.slow)
             if not supported:
                 item.add_marker(pytest.mark.skip(reason="this CPU lacks the instructions of the compiled kernels"))
