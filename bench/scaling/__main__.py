@@ -1,6 +1,6 @@
 """Measures how busllm grows, prints tables, writes figures and plots.
 
-    python -m bench.scaling [--only planner prefix_cache stages buses steps] [--model NAME] [--out docs/plots]
+    python -m bench.scaling [--only [planner prefix_cache stages buses steps]] [--model NAME] [--out docs/plots]
 
 What is measured anew takes the place of what was there; the other figures stay. Times are CPU times, the smallest of
 some runs, except those of the model's steps, for which a clock on the wall must do: take these on a quiet machine.
@@ -26,7 +26,7 @@ PLOTS = Path(__file__).parents[2] / "docs" / "plots"
 def main(words: Sequence[str] | None = None) -> None:
     """Measures what the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=GROUPS, default=GROUPS, help="groups of figures; all by default")
+    parser.add_argument("--only", nargs="*", choices=GROUPS, default=GROUPS, help="groups of figures; none: draw anew")
     parser.add_argument("--model", default="smollm2-135m", help="of the steps")
     parser.add_argument("--out", type=Path, default=PLOTS, help="folder of figures.json, README.md and the plots")
     arguments = parser.parse_args(words)
@@ -40,8 +40,9 @@ def main(words: Sequence[str] | None = None) -> None:
         for figure in _measure(group, arguments.model):
             print(f"{figure.title}, {figure.y_label}\n\n{table(figure)}\n", flush=True)
             results.figures[figure.name] = (machine, figure)
-            (arguments.out / f"{figure.name}.svg").write_text(svg(figure), encoding="utf-8")
     save(results, file)
+    for name, (_, figure) in results.figures.items():
+        (arguments.out / f"{name}.svg").write_text(svg(figure), encoding="utf-8")
     (arguments.out / "README.md").write_text(page(results), encoding="utf-8")
 
 

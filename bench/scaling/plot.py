@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from bench.scaling.figure import Figure, number_text
 
 _WIDTH, _HEIGHT = 720, 380
-_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 24, 52, 58
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 40, 52, 58
 _LEGEND_LINE = 18
 _MAX_TICKS = 6
 _COLOURS = (("#1f6feb", "#6cb6ff"), ("#c2410c", "#ff9d5c"), ("#15803d", "#5fd38a"), ("#7e22ce", "#cf9bff"),
