@@ -248,6 +248,10 @@ def _load(files: ModelFiles, options: EngineOptions, grammars: GrammarCompiler) 
     from busllm.engine.loader import LoadConfig, load_runner
 
     config = LoadConfig(
-        device=options.device, dtype=options.dtype, attention=options.attention, quantization=options.quantization
+        device=options.device,
+        dtype=options.dtype,
+        attention=options.attention,
+        quantization=options.quantization,
+        page_tokens=None if options.page_tokens == "auto" else options.page_tokens,
     )
     return load_runner(files, config, grammars=grammars)

@@ -39,10 +39,7 @@ def load_plugin(group: PluginGroup, name: str, *, built_in: tuple[str, ...] = ()
     Raises:
         MissingPackage: no installed package offers it, or the one that does lacks another package.
     """
-    found: list[EntryPoint] = list(entry_points(group=group, name=name))
-    if not found:
-        raise MissingPackage(_not_installed(group, name, built_in))
-    entry = found[0]
+    entry = _find(group, name, built_in)
     try:
         return entry.load()
     except ImportError as error:
@@ -51,6 +48,23 @@ def load_plugin(group: PluginGroup, name: str, *, built_in: tuple[str, ...] = ()
             f"the plug-in {name!r} ({group}, of the package {package!r}) cannot be loaded: {error}. "
             "Install what is missing."
         ) from error
+
+
+def require_plugin(group: PluginGroup, name: str, *, built_in: tuple[str, ...] = ()) -> None:
+    """Checks that a name is a built-in one or an installed plug-in; imports nothing.
+
+    Raises:
+        MissingPackage: no installed package offers it.
+    """
+    if name not in built_in:
+        _find(group, name, built_in)
+
+
+def _find(group: PluginGroup, name: str, built_in: tuple[str, ...]) -> EntryPoint:
+    found: list[EntryPoint] = list(entry_points(group=group, name=name))
+    if not found:
+        raise MissingPackage(_not_installed(group, name, built_in))
+    return found[0]
 
 
 def _not_installed(group: PluginGroup, name: str, built_in: tuple[str, ...]) -> str:

@@ -16,16 +16,19 @@ from rich.table import Table
 from busllm.bus.connect import BUILT_IN_KINDS
 from busllm.bus.nats_options import public_url
 from busllm.cli.arguments import add_topology_argument
+from busllm.cli.start_checks import check_attention, check_model
 from busllm.errors import ConfigError, ModelError
 from busllm.model_store.aliases import ALIASES
+from busllm.model_store.files import ModelFiles
 from busllm.model_store.resolve import is_hub_id, resolve
 from busllm.registry import plugin_names
 from busllm.topology.config import Topology, topology_hash
 from busllm.topology.local_files import check_local_files
-from busllm.topology.model_fit import AttentionShape, attention_shape, check_ranks, kv_size_text
+from busllm.topology.model_fit import attention_shape, kv_size_text
 from busllm.topology.nearest import nearest
 from busllm.topology.placement import PlacedProcess, place
-from busllm.topology.read import load_topology
+from busllm.topology.read import load_topology, read_text
+from busllm.topology.toml_lines import KeyLines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,13 +40,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Checks a topology file and prints processes, hosts, ports and the size of the KV cache.
 
-    A mistake ends it with status 2, naming file, line, key and the nearest right one.
+    A mistake ends it with status 2, naming file, line, key and the nearest right one. What a start would say of a model
+    is said too, when the model is on this host, but for what takes its weights to see.
     """
     topology = load_topology(arguments.topology)
-    _check_this_host(topology)
-    shape, model = _model(topology)
-    if shape is not None:
-        _check_ranks(topology, shape, arguments.topology)
+    try:
+        files, model = _check(topology)
+    except ConfigError as error:
+        error.file = error.file or arguments.topology
+        error.line = _line_of(error)
+        raise
+    shape = None if files is None else attention_shape(files)
     if arguments.values:
         print(msgspec.json.format(msgspec.json.encode(_without_secrets(topology))).decode())
         return 0
@@ -61,11 +68,23 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_this_host(topology: Topology) -> None:
-    """What `up` on this host would find missing.
+def _line_of(error: ConfigError) -> int | None:
+    """Where in its file the key of a mistake is, which was found after reading."""
+    if error.file is None or error.key is None:
+        return error.line
+    return error.line or KeyLines(read_text(error.file)).find(tuple(error.key.split(".")))
+
+
+def _check(topology: Topology) -> tuple[ModelFiles | None, str]:
+    """What `up` on this host would find missing or impossible.
+
+    Returns:
+        The model's files, None when they are not here; and a word on the model.
 
     Raises:
-        ConfigError: the bus's plug-in, or a file that the topology names.
+        ConfigError: the plug-in of the bus or of attention, a file that the topology names, or a setting that the model
+            does not allow.
+        ModelError: the model cannot be served.
     """
     installed = (*BUILT_IN_KINDS, *plugin_names("busllm.bus"))
     if topology.bus.kind not in installed:
@@ -76,6 +95,13 @@ def _check_this_host(topology: Topology) -> None:
         )
     here = [placed for placed in place(topology, socket.gethostname()) if placed.host == socket.gethostname()]
     check_local_files(topology, here)
+    files, model = _model(topology)
+    computes_here = any(placed.holds("scheduler") for placed in here)
+    if computes_here and not (files is not None and files.is_null):
+        check_attention(topology)
+    if files is not None:
+        check_model(topology, files, computes_here=computes_here)
+    return files, model
 
 
 def _without_secrets(topology: Topology) -> Topology:
@@ -87,8 +113,8 @@ def _public(urls: str | None) -> str | None:
     return None if urls is None else ",".join(public_url(url.strip()) for url in urls.split(","))
 
 
-def _model(topology: Topology) -> tuple[AttentionShape | None, str]:
-    """The model's shape when its files are here, and a word on it."""
+def _model(topology: Topology) -> tuple[ModelFiles | None, str]:
+    """The model's files when they are here, and a word on it."""
     source = topology.model.source
     try:
         files = resolve(source)
@@ -96,15 +122,8 @@ def _model(topology: Topology) -> tuple[AttentionShape | None, str]:
         if source in ALIASES or is_hub_id(source):
             return None, f"{source}, not on this host: {error.message}"  # it can be fetched
         raise ConfigError(error.message, key="model.source") from error
-    return attention_shape(files), source if files.is_null else f"{source}, {files.gguf or files.directory}"
-
-
-def _check_ranks(topology: Topology, shape: AttentionShape, file: str | None) -> None:
-    try:
-        check_ranks(shape, topology.scheduler.tensor_parallel)
-    except ConfigError as error:
-        error.file = file
-        raise
+    name = topology.model.name or files.name
+    return files, name if files.is_null else f"{name}, {files.gguf or files.directory}"
 
 
 def _process_table(topology: Topology) -> Table:

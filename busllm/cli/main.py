@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from busllm.cli.arguments import EXIT_USAGE, Parser
-from busllm.errors import AlreadyRunning, BusllmError, ConfigError, MissingPackage, Superseded
+from busllm.errors import AlreadyRunning, BusllmError, ConfigError, FetchFailed, MissingPackage, ModelError, Superseded
 from busllm.topology.nearest import nearest
 
 EXIT_FAILURE = 1
@@ -66,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: without the program's name; None = of this process.
 
     Returns:
-        The exit status: 0; 1 = failed; 2 = a mistake in flags or configuration, or it runs already; 3 = superseded.
+        The exit status: 0; 1 = failed; 2 = a mistake in flags or configuration, a model that cannot be served, or it
+        runs already; 3 = superseded.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
@@ -86,7 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def exit_status(error: BusllmError) -> int:
     """The exit status that an error becomes."""
     match error:
-        case ConfigError() | AlreadyRunning() | MissingPackage():
+        case FetchFailed():
+            return EXIT_FAILURE  # the network may be back at the next try
+        case ConfigError() | AlreadyRunning() | MissingPackage() | ModelError():
             return EXIT_USAGE
         case Superseded():
             return EXIT_SUPERSEDED

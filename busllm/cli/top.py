@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Shows live stages with their state, host and process, queues, KV pages and tokens per second."""
+    """Shows live stages with their state, host and process, queues, KV pages, tokens per second and forward pass."""
     return run_with_client(arguments, lambda client: _top(client, arguments.once))
 
 
@@ -123,6 +123,7 @@ def table_of(stages: Sequence[Stage], rates: Rates) -> Table:
         table.add_column(name)
     for name in ("pid", "requests", "running", "waiting", "KV pages used", "cached", "total", "tok/s"):
         table.add_column(name, justify="right")
+    table.add_column("computed by")
     for stage in sorted(stages, key=_place):
         one = stage.announced
         pages = one.statistics.get("kv_pages")
@@ -137,6 +138,7 @@ def table_of(stages: Sequence[Stage], rates: Rates) -> Table:
             *(_number(one.statistics.get(key)) for key in ("running", "waiting")),
             *(_number(pages.get(key)) for key in ("owned", "cached", "total")),
             "-" if rate is None else f"{rate:.1f}",
+            _text(one.statistics.get("attention")),
         )
     return table
 
@@ -146,6 +148,10 @@ def _state(stage: Stage) -> str:
         return "silent"
     progress = f": {stage.announced.progress}" if stage.announced.progress else ""
     return f"{stage.announced.state.value}{progress}"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) and value else "-"
 
 
 def _number(value: Any) -> str:

@@ -15,11 +15,12 @@ import subprocess
 import sys
 
 from busllm.cli.arguments import Once, add_topology_argument
-from busllm.errors import ModelError
+from busllm.errors import FetchFailed, ModelError
 from busllm.model_store.resolve import resolve
 from busllm.telemetry.logging import configure_logging
 from busllm.topology.local_files import check_local_files
 from busllm.topology.read import load_topology, parse_topology, read_text
+from busllm.topology.supervise import EXIT_FAILURE
 from busllm.topology.up import UpOptions, processes_of, run_up
 
 
@@ -53,5 +54,7 @@ def _fetch_model(source: str) -> None:
     except ModelError:
         # A process of its own, since what is prepared beside the fetching (weights, kernels) needs torch.
         pulled = subprocess.run([sys.executable, "-m", "busllm.cli.main", "pull", source], check=False)
+        if pulled.returncode == EXIT_FAILURE:
+            raise FetchFailed(f"{source!r} could not be fetched; see above.") from None
         if pulled.returncode:
-            raise ModelError(f"{source!r} could not be fetched; see above.") from None
+            raise ModelError(f"{source!r} cannot be served; see above.") from None

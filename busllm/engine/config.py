@@ -11,6 +11,10 @@ import msgspec
 
 from busllm.errors import ConfigError
 
+# "cpu" is the compiled pass for CPUs, which has an attention of its own
+BUILT_IN_ATTENTIONS = ("auto", "torch", "cpu", "flashinfer")
+COMPILED_PAGE_UNIT = 16  # the compiled pass stores the keys of so many tokens together, within a page
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine may use.
@@ -55,8 +59,17 @@ def check_config(config: EngineConfig) -> None:
         if value < 0:
             raise ConfigError(f"is {value}; it must not be negative.", key=f"scheduler.{key}")
     if config.step_tokens < config.max_running:
-        raise ConfigError(
-            f"is {config.step_tokens}; every running sequence needs one token per step, "
-            f"so it must be at least max_running ({config.max_running}).",
-            key="scheduler.step_tokens",
-        )
+        raise ConfigError(too_short_step(config.step_tokens, config.max_running), key="scheduler.step_tokens")
+
+
+def too_short_step(step_tokens: int, max_running: int) -> str:
+    """What to say of `step_tokens` below `max_running`."""
+    return (
+        f"is {step_tokens}; every running sequence needs one token per step, "
+        f"so it must be at least max_running ({max_running})."
+    )
+
+
+def cut_blocks(page_tokens: int) -> str:
+    """What to say of pages that are not whole blocks of the compiled pass."""
+    return f"is {page_tokens}; the compiled forward pass needs a multiple of {COMPILED_PAGE_UNIT}."

@@ -12,14 +12,16 @@ from typing import Literal
 
 import msgspec
 
+from busllm.engine.config import COMPILED_PAGE_UNIT, cut_blocks
 from busllm.engine.models.config import ModelConfig
 from busllm.errors import ConfigError, ModelError
-from busllm.telemetry.logging import get_logger
 
 AUTO = "auto"
 CPU = "cpu"
 
 Quantization = Literal["auto", "none", "int8", "int4"]
+
+_ROUNDED = ("float32", "float16")  # formats that the compiled pass does not keep: it has bfloat16 and blocks of ggml
 
 
 class ForwardPass(Enum):
@@ -38,6 +40,8 @@ class ForwardWish(msgspec.Struct, frozen=True, kw_only=True):
         dtype: as configured.
         device: type of the device: "cpu" or "cuda".
         num_ranks: among which the model is split.
+        page_tokens: tokens per KV page, as configured; None = "auto".
+        weights: number format of most weights in the files ("bfloat16", "q4_1", …); None = not looked at.
     """
 
     attention: str
@@ -45,10 +49,15 @@ class ForwardWish(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     device: str
     num_ranks: int
+    page_tokens: int | None = None
+    weights: str | None = None
 
 
 def choose_forward(wish: ForwardWish, model: ModelConfig | None) -> ForwardPass:
-    """Chooses; "auto" takes the compiled pass where it can serve the model.
+    """Chooses; "auto" takes the compiled pass where it can serve the model without rounding what the files hold.
+
+    Weights in float32 and float16 would be rounded to bfloat16. That is done when it is asked for, by
+    `attention = "cpu"` or a quantization.
 
     Args:
         wish: what is asked for.
@@ -56,15 +65,15 @@ def choose_forward(wish: ForwardWish, model: ModelConfig | None) -> ForwardPass:
 
     Raises:
         ModelError: the compiled pass is asked for and cannot serve the model here.
-        ConfigError: quantised weights are asked for where only the compiled pass has them.
+        ConfigError: quantised weights are asked for where only the compiled pass has them; or its pages are asked to
+            have another size than it can serve.
     """
-    if wish.attention not in (AUTO, CPU):
-        reason: str | None = f"scheduler.attention is {wish.attention!r}"
-    else:
-        reason = _hindrance(wish, model)
+    reason = why_not_compiled(wish, model)
     if reason is None:
         return ForwardPass.COMPILED
     if wish.attention == CPU:
+        if _hindrance(wish, model) is None:
+            raise ConfigError(cut_blocks(wish.page_tokens or 0), key="scheduler.page_tokens")
         raise ModelError(f"The compiled forward pass cannot serve this: {reason}. Use attention = 'auto'.")
     if wish.quantization in ("int8", "int4"):
         raise ConfigError(
@@ -72,9 +81,28 @@ def choose_forward(wish: ForwardWish, model: ModelConfig | None) -> ForwardPass:
             f"{reason}. Use 'auto'.",
             key="model.quantization",
         )
-    if wish.attention == AUTO and wish.device == "cpu":
-        get_logger("busllm.engine").info("torch_forward", reason=reason)
     return ForwardPass.TORCH
+
+
+def why_not_compiled(wish: ForwardWish, model: ModelConfig | None) -> str | None:
+    """Why the compiled pass is not chosen, as a clause about it; None = it is. Arguments as `choose_forward`."""
+    if wish.attention not in (AUTO, CPU):
+        return f"scheduler.attention is {wish.attention!r}"
+    hindrance = _hindrance(wish, model)
+    if hindrance is not None:
+        return hindrance
+    if _cuts_blocks(wish):
+        return f"scheduler.page_tokens is {wish.page_tokens}, and its pages are multiples of {COMPILED_PAGE_UNIT}"
+    if wish.attention == AUTO and wish.quantization == AUTO and wish.weights in _ROUNDED:
+        return (
+            f"it would round weights that are stored in {wish.weights} to bfloat16; "
+            "model.quantization = 'none' asks for that, and is faster"
+        )
+    return None
+
+
+def _cuts_blocks(wish: ForwardWish) -> bool:
+    return wish.page_tokens is not None and wish.page_tokens % COMPILED_PAGE_UNIT != 0
 
 
 def _hindrance(wish: ForwardWish, model: ModelConfig | None) -> str | None:

@@ -17,10 +17,11 @@ import torch
 from busllm.engine.attention.choose import AUTO, attention_factory, chosen_name
 from busllm.engine.attention.protocol import AttentionFactory
 from busllm.engine.cuda_graph import recorder_for
+from busllm.engine.foresight import Foreseen, foresee, own_shape
 from busllm.engine.forward_choice import ForwardPass, ForwardWish, Quantization, choose_forward
 from busllm.engine.model_runner import ModelRunner
 from busllm.engine.models.build import build_decoder
-from busllm.engine.models.config import SUPPORTED_ARCHITECTURES, ModelConfig, architecture_of, read_config
+from busllm.engine.models.config import ModelConfig
 from busllm.engine.models.protocol import CausalModel, CausalModelConfig
 from busllm.engine.parallel.group import Group
 from busllm.engine.runner import ModelInfo
@@ -30,7 +31,8 @@ from busllm.grammar.compiler import GrammarCompiler
 from busllm.model_store.description import describe
 from busllm.model_store.files import ModelFiles, read_json
 from busllm.model_store.resolve import resolve
-from busllm.model_store.weights import iter_tensors
+from busllm.model_store.weights import iter_tensors, most_common_format
+from busllm.telemetry.logging import get_logger
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -42,16 +44,20 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
         device: "cpu", "cuda", "cuda:1", …; "auto" = CUDA where there is one.
         dtype: of weights, numbers and cache in the torch modules: "float32", "bfloat16" or "float16"; any of them rules
             the compiled pass out. "auto" = bfloat16 on CUDA, and on a CPU the compiled pass (`quantization` says what
-            its weights are; sums in float32, a cache in bfloat16) where it can serve the model, else float32.
+            its weights are; sums in float32, a cache in bfloat16) where it serves the model, else float32.
         attention: "torch", "cpu" (the compiled forward pass), "flashinfer" or an installed plug-in; "auto" = FlashInfer
-            on CUDA and the compiled pass on a CPU where they can serve the model, else torch.
-        quantization: of the weights; "auto" = the file's own. "int8" and "int4" are for the compiled pass.
+            on CUDA, and on a CPU the compiled pass for weights that it keeps as they are stored, which float32 and
+            float16 are not; torch where these cannot serve the model.
+        quantization: of the weights; "auto" = the file's own. "none" (bfloat16), "int8" and "int4" ask for the compiled
+            pass; of these "none" is taken by torch too, which expands the weights to `dtype`.
+        page_tokens: tokens per KV page that the engine will have; None = its default. Not all fit every forward pass.
     """
 
     device: str = AUTO
     dtype: str = AUTO
     attention: str = AUTO
     quantization: Quantization = "auto"
+    page_tokens: int | None = None
 
 
 def load_runner(
@@ -72,17 +78,29 @@ def load_runner(
         ModelError: the files are missing or damaged, the architecture is not supported, tensors are missing, unknown
             or of another shape, or the device or dtype cannot be used.
         MissingPackage: the attention backend is not installed.
-        ConfigError: quantised weights are asked for where they cannot be had.
+        ConfigError: quantised weights are asked for where they cannot be had, or pages that the forward pass that is
+            asked for cannot have.
     """
     config = config or LoadConfig()
     files = resolve(source) if isinstance(source, str) else source
-    if files.config is None:
-        raise ModelError(f"The model {files.name!r} has no config.json, so its architecture is unknown.")
-    raw = read_json(files.config)
-    device = _choose_device(config.device)
-    shape = _own_shape(raw)
-    forward = choose_forward(_wish(config, device, group), shape)
-    if shape is not None and forward is ForwardPass.COMPILED:
+    device = choose_device(config.device)
+    foreseen = foresee(files, _wish(files, config, device, group))
+    runner = _runner(files, foreseen, config, device, group, grammars)
+    log = get_logger("busllm.engine").bind(model=runner.model.name, attention=runner.model.attention)
+    log.info("loaded", device=str(device), not_compiled_because=foreseen.why_not_compiled)
+    return runner
+
+
+def _runner(
+    files: ModelFiles,
+    foreseen: Foreseen,
+    config: LoadConfig,
+    device: torch.device,
+    group: Group | None,
+    grammars: GrammarCompiler | None,
+) -> ModelRunner:
+    shape = foreseen.shape
+    if shape is not None and foreseen.forward is ForwardPass.COMPILED:
         return _compiled_runner(files, shape, config.quantization, grammars)
     factory = attention_factory(config.attention)
     dtype = _choose_dtype(config.dtype, device)
@@ -90,7 +108,7 @@ def load_runner(
     if shape is not None:
         decoder = _own_decoder(files, shape, group, device, dtype)
     else:
-        decoder = _hooked_model(files, raw, group, factory, device, dtype)
+        decoder = _hooked_model(files, foreseen.raw, factory, device, dtype)
     name = _attention_name(config.attention, decoder.config, device, dtype)
     info = _model_info(files, decoder.config, dtype, name, str(dtype))
     return ModelRunner(
@@ -117,16 +135,12 @@ def prepare_model(files: ModelFiles) -> bool:
     Raises:
         ModelError: the weights are damaged or do not match the configuration.
     """
-    shape = _own_shape(read_json(files.config)) if files.config is not None else None
-    if shape is None or choose_forward(_wish(LoadConfig(), _choose_device(AUTO), None), shape) is ForwardPass.TORCH:
+    shape = own_shape(read_json(files.config)) if files.config is not None else None
+    wish = _wish(files, LoadConfig(), choose_device(AUTO), None)
+    if shape is None or choose_forward(wish, shape) is ForwardPass.TORCH:
         return False
     _compiled_runner(files, shape, "auto", None).close()
     return True
-
-
-def _own_shape(raw: Mapping[str, Any]) -> ModelConfig | None:
-    """None for an architecture that only `transformers` can compute."""
-    return read_config(raw) if architecture_of(raw) in SUPPORTED_ARCHITECTURES else None
 
 
 def _own_decoder(
@@ -167,15 +181,11 @@ def _compiled_runner(
 def _hooked_model(
     files: ModelFiles,
     raw: Mapping[str, Any],
-    group: Group | None,
     factory: AttentionFactory,
     device: torch.device,
     dtype: torch.dtype,
 ) -> CausalModel:
-    if group is not None and group.shard.num_ranks > 1:
-        raise ModelError(f"{architecture_of(raw)} runs inside transformers and cannot be split among ranks.")
-    if files.directory is None or not files.safetensors:
-        raise ModelError(f"{architecture_of(raw)} can be loaded from safetensors only.")
+    assert files.directory is not None, "the null model has no weights to load"
     # The modelling code of transformers is imported for architectures that have no decoder of their own here.
     from busllm.engine.models.hooked.load import HookedSettings, load_hooked
 
@@ -183,17 +193,27 @@ def _hooked_model(
     return load_hooked(files.directory, raw, HookedSettings(factory, max_context_tokens, device, dtype))
 
 
-def _wish(config: LoadConfig, device: torch.device, group: Group | None) -> ForwardWish:
+def _wish(files: ModelFiles, config: LoadConfig, device: torch.device, group: Group | None) -> ForwardWish:
     return ForwardWish(
         attention=config.attention,
         quantization=config.quantization,
         dtype=config.dtype,
         device=device.type,
         num_ranks=1 if group is None else group.shard.num_ranks,
+        page_tokens=config.page_tokens,
+        weights=most_common_format(files),
     )
 
 
-def _choose_device(name: str) -> torch.device:
+def choose_device(name: str) -> torch.device:
+    """The device that a name means on this machine, made the current one of this thread.
+
+    Args:
+        name: "auto" (CUDA where there is one), "cpu", "cuda", "cuda:1", …
+
+    Raises:
+        ModelError: there is none of that name.
+    """
     if name == AUTO:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -28,9 +28,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         device: "auto" (CUDA where there is one), "cpu", "cuda", "cuda:1", …
         dtype: of weights, numbers and cache in the torch modules: "float32", "bfloat16" or "float16"; "auto" = bfloat16
             on CUDA, and on a CPU the compiled pass (the file's own weights, sums in float32, a cache in bfloat16) where
-            it can serve the model, else float32.
-        attention: "auto", "torch", "cpu", "flashinfer" or an installed plug-in.
-        quantization: of the weights: "auto" (the file's own), "none", "int8" or "int4".
+            it serves the model, else float32.
+        attention: "auto" (FlashInfer on CUDA, on a CPU the compiled pass for weights that it keeps as they are stored,
+            else torch), "torch", "cpu" (the compiled pass), "flashinfer" or an installed plug-in.
+        quantization: of the weights: "auto" (the file's own), "none" (bfloat16 in the compiled pass), "int8" or "int4".
         kv_tokens: size of the KV cache; rounded up to whole pages.
         page_tokens: tokens per page.
         step_tokens: most tokens computed in one step; "auto" = on CPU as many as take 0.1 s, on CUDA 2048.

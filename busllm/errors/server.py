@@ -79,6 +79,12 @@ class ModelError(BusllmError):
     code = "model_error"
 
 
+class FetchFailed(ModelError):
+    """A model could not be fetched: no network, no such repository, a package index that does not answer."""
+
+    code = "fetch_failed"
+
+
 class ChecksumMismatch(ModelError):
     """A fetched file is not the one that was published."""
 

@@ -8,6 +8,7 @@ Does not know: torch, what is in the weights (`content_digest.py` says whether i
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,11 @@ from busllm.model_store.refusals import refuse_other_kinds
 NULL_VOCAB_SIZE = 256 + 3
 NULL_MAX_CONTEXT_TOKENS = 1_000_000
 NULL_EOS_TOKEN_ID = 256
+
+_CONTEXT_KEYS = (  # the first is what most write; the others stand in older configurations
+    *("max_position_embeddings", "n_positions", "n_ctx"),
+    *("seq_length", "max_seq_len", "max_seq_length", "max_sequence_length"),
+)
 
 
 class ModelDescription(msgspec.Struct, frozen=True):
@@ -47,9 +53,21 @@ def describe(files: ModelFiles) -> ModelDescription:
     """Describes a model from its small files, and from the weights' digest.
 
     Raises:
-        ModelError: no configuration, one of another kind of model, one that does not say what is needed, or weights
-            that cannot be read.
+        ModelError: see `check_small_files`; or the weights cannot be read.
     """
+    return _described(files, fingerprint)
+
+
+def check_small_files(files: ModelFiles) -> None:
+    """Refuses what `describe` would, without a look at the weights.
+
+    Raises:
+        ModelError: no configuration, one of another kind of model, or one that does not say what is needed.
+    """
+    _described(files, lambda _: "")
+
+
+def _described(files: ModelFiles, digest: Callable[[ModelFiles], str]) -> ModelDescription:
     if files.is_null:
         return ModelDescription(
             name=files.name,
@@ -67,10 +85,10 @@ def describe(files: ModelFiles) -> ModelDescription:
     return ModelDescription(
         name=files.name,
         max_context_tokens=_max_context_tokens(config, files.config),
-        vocab_size=_positive(config, "vocab_size", files.config),
+        vocab_size=_positive(config, ("vocab_size",), files.config),
         eos_token_ids=_token_ids(generation.get("eos_token_id"), config.get("eos_token_id")),
         has_chat_template=_has_chat_template(files),
-        fingerprint=fingerprint(files),
+        fingerprint=digest(files),
     )
 
 
@@ -106,7 +124,7 @@ def _max_context_tokens(config: dict[str, Any], path: Path) -> int:
 
     Beyond that the whole sequence is rotated by other factors, also the keys that are in the cache already.
     """
-    declared = _positive(config, "max_position_embeddings", path, also=("n_positions", "n_ctx"))
+    declared = _positive(config, _CONTEXT_KEYS, path)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type")) not in ("longrope", "su"):
         return declared
@@ -114,12 +132,13 @@ def _max_context_tokens(config: dict[str, Any], path: Path) -> int:
     return min(declared, config.get(key) or rope.get(key) or declared)
 
 
-def _positive(config: dict[str, Any], key: str, path: Path, also: tuple[str, ...] = ()) -> int:
-    for name in (key, *also):
-        value = config.get(name)
+def _positive(config: dict[str, Any], keys: tuple[str, ...], path: Path) -> int:
+    """The first of several keys that is there."""
+    for key in keys:
+        value = config.get(key)
         if isinstance(value, int) and value > 0:
             return value
-    raise ModelError(f"{path} does not say {key}.")
+    raise ModelError(f"{path} does not say {' or '.join(keys)}.")
 
 
 def _token_ids(*values: Any) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from busllm.errors import MissingPackage, ModelError
+from busllm.errors import FetchFailed, MissingPackage, ModelError
 from busllm.model_store.progress import Progress, watch_folder
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ def fetch_repository(hub_id: str, folder: Path, progress: Progress) -> None:
 
     Raises:
         MissingPackage: `huggingface_hub` is not installed.
-        ModelError: no such repository, no access, no network, or it has no safetensors.
+        FetchFailed: no such repository, no access, no network.
+        ModelError: it has no safetensors.
     """
     try:
         # Imported here: it takes half a second, which only this command should pay.
@@ -47,7 +48,7 @@ def fetch_repository(hub_id: str, folder: Path, progress: Progress) -> None:
         raise
     except Exception as error:
         # The library lets errors of several HTTP and file packages through; all of them mean "not fetched".
-        raise ModelError(f"{hub_id!r} could not be fetched from the Hugging Face hub: {error}") from error
+        raise FetchFailed(f"{hub_id!r} could not be fetched from the Hugging Face hub: {error}") from error
 
 
 def _total_bytes(api: HfApi, hub_id: str, wanted: list[str]) -> int:

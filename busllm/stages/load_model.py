@@ -53,7 +53,11 @@ def model_runner(
     from busllm.engine.loader import LoadConfig, load_runner  # imports torch
 
     config = LoadConfig(
-        device=device, dtype=model.dtype, attention=scheduler.attention, quantization=model.quantization
+        device=device,
+        dtype=model.dtype,
+        attention=scheduler.attention,
+        quantization=model.quantization,
+        page_tokens=None if scheduler.page_tokens == "auto" else scheduler.page_tokens,
     )
     return load_runner(files, config, group, grammars)
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from busllm.bus.connect import BUILT_IN_KINDS
 from busllm.bus.nats_options import public_url
+from busllm.engine.config import BUILT_IN_ATTENTIONS, COMPILED_PAGE_UNIT, cut_blocks, too_short_step
 from busllm.ids import is_token
 from busllm.registry import PluginGroup, plugin_names
 from busllm.topology.address import parse_address
@@ -28,7 +29,6 @@ from busllm.topology.toml_lines import KeyPath
 _HOST = re.compile(r"[A-Za-z0-9._-]+")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _BUS_URL = re.compile(r"(nats|tls)://[^\s/]+/?")
-_ATTENTIONS = ("auto", "torch", "cpu", "flashinfer")
 _THIS_HOST = "this host"  # no host's name has a blank
 
 
@@ -110,9 +110,13 @@ def _scheduler(topology: Topology) -> Iterator[Problem]:
     if not _DEVICE.fullmatch(scheduler.device):
         near = nearest(scheduler.device, ("auto", "cpu", "cuda"))
         yield Problem(("scheduler", "device"), f'is "{scheduler.device}"; use auto, cpu, cuda or cuda:0.', near)
-    yield from _misspelt(("scheduler", "attention"), scheduler.attention, _ATTENTIONS, "busllm.attention")
+    yield from _misspelt(("scheduler", "attention"), scheduler.attention, BUILT_IN_ATTENTIONS, "busllm.attention")
     if scheduler.tensor_parallel > 1 and scheduler.attention == "cpu":
         yield Problem(("scheduler", "attention"), 'is "cpu", which computes on one rank; use "auto" or "torch".')
+    if scheduler.attention == "cpu" and page_tokens % COMPILED_PAGE_UNIT:
+        yield Problem(("scheduler", "page_tokens"), cut_blocks(page_tokens))
+    if isinstance(scheduler.step_tokens, int) and scheduler.step_tokens < scheduler.max_running:
+        yield Problem(("scheduler", "step_tokens"), too_short_step(scheduler.step_tokens, scheduler.max_running))
     if scheduler.collective_listen is not None:
         yield from _address(("scheduler", "collective_listen"), scheduler.collective_listen)
 

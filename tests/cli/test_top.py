@@ -39,7 +39,7 @@ async def test_one_table_has_every_stage_and_the_schedulers_rate(
     assert list(rows) == ["client", "tokenizer", "scheduler", "detokenizer"]
     assert header.split()[:4] == ["stage", "state", "host", "pid"]
     assert rows["scheduler"][5:7] == ["1", "0"]
-    assert float(rows["scheduler"][-1]) > 0
+    assert float(rows["scheduler"][-2]) > 0
     stack.owner.abort(live.uid)
 
 
@@ -65,8 +65,15 @@ def test_what_a_stage_does_not_tell_is_a_dash_and_silence_is_shown() -> None:
         Stage(announced("frontend", None), is_silent=True),
     ]
     _, frontend, scheduler = text_of(table_of(stages, Rates()))
-    assert frontend.split() == ["frontend-0-aaaaaaaa", "silent", "host", "7", *["-"] * 7]
-    assert scheduler.split() == ["scheduler-0-aaaaaaaa", "ready", "host", "7", "-", "2", *["-"] * 5]
+    assert frontend.split() == ["frontend-0-aaaaaaaa", "silent", "host", "7", *["-"] * 8]
+    assert scheduler.split() == ["scheduler-0-aaaaaaaa", "ready", "host", "7", "-", "2", *["-"] * 6]
+
+
+def test_the_forward_pass_is_shown() -> None:
+    stage = Stage(announced("scheduler", None, attention="cpu (int4+int8)"), is_silent=False)
+    header, scheduler = text_of(table_of([stage], Rates()))
+    assert header.split()[-2:] == ["computed", "by"]
+    assert scheduler.split()[-2:] == ["cpu", "(int4+int8)"]
 
 
 @pytest.mark.anyio

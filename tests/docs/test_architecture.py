@@ -13,7 +13,7 @@ import busllm
 from busllm.actors.clock import Timings
 from busllm.bus.queue import QueueBounds
 from busllm.bus.retry import RetryTimings
-from busllm.engine.attention.choose import BUILT_IN
+from busllm.engine.config import BUILT_IN_ATTENTIONS
 from busllm.engine.models.config import SUPPORTED_ARCHITECTURES
 from busllm.engine.options import EngineOptions
 from busllm.engine.step_budget import FIRST_TOKENS, LEAST_TOKENS, MOST_TOKENS
@@ -65,7 +65,7 @@ def test_every_bound_is_in_the_table_with_its_default() -> None:
     [
         ("engine.md", SUPPORTED_ARCHITECTURES),
         ("engine.md", tuple(f"`{name}`" for name in EngineOptions.__struct_fields__)),
-        ("reference/settings.md", BUILT_IN),
+        ("reference/settings.md", BUILT_IN_ATTENTIONS),
         (
             "reference/settings.md",
             (

@@ -7,7 +7,16 @@ from collections.abc import Iterator
 import busllm.bus.protocol  # noqa: F401 - it adds an error of its own to the tree
 from busllm.cli.arguments import EXIT_USAGE
 from busllm.cli.main import EXIT_FAILURE, EXIT_SUPERSEDED, exit_status
-from busllm.errors import AlreadyRunning, BusllmError, ConfigError, MissingPackage, ModelError, Superseded
+from busllm.errors import (
+    AlreadyRunning,
+    BusllmError,
+    ConfigError,
+    FetchFailed,
+    MissingPackage,
+    ModelError,
+    Superseded,
+)
+from busllm.stages.process import EXIT_CONFIG
 from tests.docs.pages import code, read, sections, tables
 
 PAGE = read("reference/errors.md")
@@ -53,10 +62,9 @@ def test_the_types_of_a_section_are_those_that_it_names() -> None:
 
 def test_the_exit_statuses_are_those_of_the_commands() -> None:
     assert (
-        "Exit status 2 for `ConfigError`, `MissingPackage` and `AlreadyRunning`, 3 for `Superseded`, 1 for all others."
-        in PAGE
-    )
-    assert {exit_status(error) for error in (ConfigError("x"), MissingPackage("x"), AlreadyRunning("x", 1))} == {
-        EXIT_USAGE
-    }
-    assert (exit_status(Superseded("x")), exit_status(ModelError("x"))) == (EXIT_SUPERSEDED, EXIT_FAILURE) == (3, 1)
+        "Exit status 2 for `ConfigError`, `ModelError`, `MissingPackage` and `AlreadyRunning`, 3 for `Superseded`, "
+        "1 for `FetchFailed` and all others."
+    ) in PAGE
+    final = (ConfigError("x"), ModelError("x"), MissingPackage("x"), AlreadyRunning("x", 1))
+    assert {exit_status(error) for error in final} == {EXIT_USAGE} == {EXIT_CONFIG} == {2}
+    assert (exit_status(Superseded("x")), exit_status(FetchFailed("x"))) == (EXIT_SUPERSEDED, EXIT_FAILURE) == (3, 1)

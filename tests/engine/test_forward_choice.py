@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from busllm.engine.config import COMPILED_PAGE_UNIT
 from busllm.engine.cpu.instructions import detect_instructions
+from busllm.engine.cpu.runs import BLOCK
 from busllm.engine.forward_choice import ForwardPass, ForwardWish, choose_forward
 from busllm.engine.models.config import ExpertsConfig, ModelConfig, read_config
 from busllm.errors import ConfigError, ModelError
@@ -39,6 +41,33 @@ def with_experts() -> ModelConfig:
 def test_a_cpu_computes_by_the_compiled_pass(attention: str, quantization: str) -> None:
     wish = msgspec.structs.replace(PLAIN, attention=attention, quantization=quantization)
     assert choose_forward(wish, model()) is ForwardPass.COMPILED
+
+
+@needs_kernels
+@pytest.mark.parametrize("weights", ["bfloat16", "q4_0", "q4_1", "q8_0", "q4_k", "q6_k"])
+def test_what_is_stored_in_few_bits_is_computed_by_the_compiled_pass(weights: str) -> None:
+    assert choose_forward(msgspec.structs.replace(PLAIN, weights=weights), model()) is ForwardPass.COMPILED
+
+
+@needs_kernels
+@pytest.mark.parametrize("weights", ["float32", "float16"])
+def test_weights_are_rounded_to_bfloat16_only_when_that_is_asked_for(weights: str) -> None:
+    stored = msgspec.structs.replace(PLAIN, weights=weights)
+    assert choose_forward(stored, model()) is ForwardPass.TORCH
+    for changes in ({"attention": "cpu"}, {"quantization": "none"}, {"quantization": "int8"}):
+        assert choose_forward(msgspec.structs.replace(stored, **changes), model()) is ForwardPass.COMPILED  # type: ignore[arg-type]
+
+
+@needs_kernels
+def test_pages_that_cut_the_blocks_of_the_compiled_pass_are_served_by_torch_or_refused() -> None:
+    assert COMPILED_PAGE_UNIT == BLOCK
+    wish = msgspec.structs.replace(PLAIN, page_tokens=24)
+    assert choose_forward(wish, model()) is ForwardPass.TORCH
+    assert choose_forward(msgspec.structs.replace(wish, page_tokens=48), model()) is ForwardPass.COMPILED
+    with pytest.raises(ConfigError, match=r"scheduler\.page_tokens: is 24; .* a multiple of 16"):
+        choose_forward(msgspec.structs.replace(wish, attention="cpu"), model())
+    with pytest.raises(ConfigError, match="page_tokens is 24"):
+        choose_forward(msgspec.structs.replace(wish, quantization="int8"), model())
 
 
 HINDRANCES = [

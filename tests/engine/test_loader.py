@@ -124,3 +124,11 @@ def change_last_layer(path: Path) -> None:
     tensors[name] = tensors[name] + 1
     save_file(tensors, path, metadata={"format": "pt"})
     assert path.stat().st_size == size_bytes and path.read_bytes()[: 64 * 1024] == head
+
+
+@pytest.mark.parametrize(("stored", "expected"), [(torch.float32, "torch"), (torch.float16, "torch")])
+def test_weights_that_the_compiled_pass_would_round_are_computed_as_they_are_stored(
+    tiny: Path, stored: torch.dtype, expected: str
+) -> None:
+    change_weights(tiny, lambda tensors: tensors.update({name: t.to(stored) for name, t in tensors.items()}))
+    assert load_runner(str(tiny), LoadConfig(device="cpu")).model.attention == expected

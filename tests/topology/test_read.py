@@ -48,12 +48,12 @@ def test_values_of_every_form_are_read() -> None:
         ]
         frontend.header_wait_s = 3
         scheduler.kv_memory = 0.5
-        scheduler.step_tokens = 64
+        scheduler.step_tokens = 640
         """
     )
     assert topology.frontend.listen == ("127.0.0.1:1", "[::1]:2")
     assert topology.frontend.header_wait_s == 3.0
-    assert (topology.scheduler.kv_memory, topology.scheduler.step_tokens) == (0.5, 64)
+    assert (topology.scheduler.kv_memory, topology.scheduler.step_tokens) == (0.5, 640)
     assert topology.bus.url == "nats://a:4222,tls://b:4222"
 
 

@@ -13,18 +13,18 @@ import torch
 
 from busllm.engine.attention.flashinfer_library import limit_of_kernels, load_flashinfer
 from busllm.engine.attention.protocol import Attention, AttentionConfig, AttentionFactory
+from busllm.engine.config import BUILT_IN_ATTENTIONS
 from busllm.registry import load_plugin
 from busllm.telemetry.logging import get_logger
 
 AUTO = "auto"
-BUILT_IN = ("torch", "flashinfer")
 
 
 def attention_factory(name: str) -> AttentionFactory:
     """Finds a backend.
 
     Args:
-        name: "auto", one of `BUILT_IN`, or the name of a plug-in of the group `busllm.attention`.
+        name: one of `BUILT_IN_ATTENTIONS` but "cpu", or the name of a plug-in of the group `busllm.attention`.
 
     Raises:
         MissingPackage: no backend has that name, or its package is not complete.
@@ -42,7 +42,7 @@ def attention_factory(name: str) -> AttentionFactory:
 
             return FlashInferAttention
         case _:
-            factory: AttentionFactory = load_plugin("busllm.attention", name, built_in=BUILT_IN)
+            factory: AttentionFactory = load_plugin("busllm.attention", name, built_in=BUILT_IN_ATTENTIONS)
             return factory
 
 

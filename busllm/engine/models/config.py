@@ -9,13 +9,15 @@ Next on the path: `engine/models/decoder.py`, which builds layers from it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from busllm.engine.models.protocol import AttentionShape
 from busllm.engine.models.rope_config import RopeConfig, read_rope
 from busllm.errors import ModelError
+
+if TYPE_CHECKING:
+    from busllm.engine.models.protocol import AttentionShape
 
 
 class ExpertsConfig(msgspec.Struct, frozen=True):
@@ -75,6 +77,9 @@ class ModelConfig(msgspec.Struct, frozen=True):
     @property
     def attention_shape(self) -> AttentionShape:
         """For the attention backend and its KV cache."""
+        # Who only asks whether a model can be served does without torch.
+        from busllm.engine.models.protocol import AttentionShape
+
         return AttentionShape(
             num_layers=self.num_layers,
             num_heads=self.num_heads,

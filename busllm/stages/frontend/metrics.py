@@ -110,7 +110,11 @@ class GenerationMeter:
 
 
 class _StageCollector(Collector):
-    """Turns announcements into gauges: `busllm_<kind>_<name>{instance, part}`, `part` where a count has parts."""
+    """Turns announcements into gauges.
+
+    A number becomes `busllm_<kind>_<name>{instance, part}`, `part` where a count has parts, and a text
+    `busllm_<kind>_<name>_info{instance, value}`, which is 1.
+    """
 
     def __init__(self, peers: Callable[[], Iterable[Announcement]]) -> None:
         self._peers = peers
@@ -132,6 +136,12 @@ class _StageCollector(Collector):
                     metric, GaugeMetricFamily(metric, f"{name}, as announced.", labels=("instance", "part"))
                 )
                 family.add_metric((peer.instance, part), value)
+            for name, text in _texts(announced):
+                metric = _NOT_IN_A_NAME.sub("_", f"busllm_{peer.kind}_{name}_info".lower())
+                family = families.setdefault(
+                    metric, GaugeMetricFamily(metric, f"{name}, as announced.", labels=("instance", "value"))
+                )
+                family.add_metric((peer.instance, text), 1.0)
         yield stages
         yield from families.values()
 
@@ -151,3 +161,10 @@ def _numbers(source: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
                 yield key, ".".join(word for word in (inner, part) if word), number
         elif isinstance(value, int | float):
             yield key, "", float(value)
+
+
+def _texts(source: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields (name, text) of what is a text and not empty."""
+    for key, value in source.items():
+        if isinstance(value, str) and value:
+            yield key, value

@@ -103,7 +103,8 @@ async def test_metrics_count_requests_tokens_and_what_stages_announce() -> None:
     owner.announced = [
         Announcement(
             "scheduler", 0, "scheduler-0-abcdefgh", "host", 1, StageState.READY,
-            load={"waiting": 2}, statistics={"running": 3, "kv_pages": {"total": 64, "free": 60}, "model": "text"},
+            load={"waiting": 2},
+            statistics={"running": 3, "kv_pages": {"total": 64, "free": 60}, "attention": "cpu (int4)"},
         )
     ]  # fmt: skip
     body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "n": 2}
@@ -130,6 +131,7 @@ async def test_metrics_count_requests_tokens_and_what_stages_announce() -> None:
     assert f'busllm_scheduler_running{{{labels},part=""}} 3.0' in lines
     assert f'busllm_scheduler_waiting{{{labels},part=""}} 2.0' in lines
     assert f'busllm_stage{{index="0",{labels},kind="scheduler",state="ready"}} 1.0' in lines
+    assert f'busllm_scheduler_attention_info{{{labels},value="cpu (int4)"}} 1.0' in lines
 
 
 async def test_two_frontends_in_one_process_count_apart() -> None:

@@ -51,6 +51,25 @@ class HookedSettings:
     dtype: torch.dtype
 
 
+def refuse_before_weights(directory: Path, raw: Mapping[str, Any]) -> None:
+    """Refuses what can be told from the architecture alone. What its layers do is seen when it is loaded.
+
+    Args:
+        directory: with `config.json`.
+        raw: the decoded `config.json`, which names an architecture.
+
+    Raises:
+        ModelError: the model cannot be served, and why.
+    """
+    architecture: str = raw["architectures"][0]
+    _refuse_unknown(architecture, raw)
+    with _reasons(architecture):
+        config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+        with torch.device("meta"):  # no memory, no numbers
+            model = getattr(transformers, architecture)(config)
+        _refuse_without_positions(model)
+
+
 def load_hooked(directory: Path, raw: Mapping[str, Any], settings: HookedSettings) -> HookedModel:
     """Loads and tests.
 
@@ -64,11 +83,18 @@ def load_hooked(directory: Path, raw: Mapping[str, Any], settings: HookedSetting
     """
     architecture: str = raw["architectures"][0]
     _refuse_unknown(architecture, raw)
-    try:
+    with _reasons(architecture):
         model = _load(directory, architecture, settings)
         return _prepare(model, settings)
+
+
+@contextmanager
+def _reasons(architecture: str) -> Iterator[None]:
+    """Makes sentences of the clauses in which a model's faults are told, and of what its own code raises."""
+    try:
+        yield
     except ModelError as error:
-        raise ModelError(f"{architecture} cannot be served: {error.message}.") from error
+        raise ModelError(f"{architecture} cannot be served: {error.message.rstrip('.')}.") from error
     except _ERRORS_OF_MODELS as error:
         reason = str(error).strip().splitlines() or [""]
         raise ModelError(
@@ -105,8 +131,7 @@ def _load(directory: Path, architecture: str, settings: HookedSettings) -> PreTr
 def _prepare(model: PreTrainedModel, settings: HookedSettings) -> HookedModel:
     """Asks the whole model first, as it is, and then compares."""
     vocab_size = model.config.get_text_config().vocab_size
-    if "position_ids" not in inspect.signature(body_of(model).forward).parameters:
-        raise ModelError("its layers take no positions, and several sequences stand in one row here")
+    _refuse_without_positions(model)
     hook = AttentionHook(model)
     with short_window(model) as window:
         sequences = sample_sequences(vocab_size, window, settings.max_context_tokens)
@@ -115,6 +140,11 @@ def _prepare(model: PreTrainedModel, settings: HookedSettings) -> HookedModel:
         check(hooked, sequences, expected, settings.attention, device=settings.device, dtype=settings.dtype)
     hooked.survey_anew()
     return hooked
+
+
+def _refuse_without_positions(model: PreTrainedModel) -> None:
+    if "position_ids" not in inspect.signature(body_of(model).forward).parameters:
+        raise ModelError("its layers take no positions, and several sequences stand in one row here")
 
 
 @torch.inference_mode()
