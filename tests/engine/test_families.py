@@ -1,4 +1,4 @@
-"""Each family that has a decoder of its own: 64 tokens and their log probabilities are those of `transformers`."""
+"""Each family that has a decoder of its own: 64 tokens and all their logits are those of `transformers`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from busllm.engine.models.config import read_config
 from busllm.errors import ModelError
 from busllm.testing.plan_driver import DrivenSequence
 from busllm.testing.tiny_model import write_tiny_model
+from tests.engine.logits import assert_logits_match
 from tests.engine.reference import assert_matches, load_reference
 from tests.engine.tiny import alone, assert_same_bits, driver, greedy, prompts
 
@@ -63,14 +64,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_64_tokens_and_log_probabilities_are_those_of_transformers(tmp_path: Path, variant: str) -> None:
+def test_64_tokens_and_their_logits_are_those_of_transformers(tmp_path: Path, variant: str) -> None:
     architecture, overrides = VARIANTS[variant]
     directory = write_tiny_model(tmp_path / "model", architecture, **overrides)
-    reference = load_reference(directory)
     sequences = (DrivenSequence(p, greedy(64), chunk_tokens=33, start_step=i) for i, p in enumerate(PROMPTS))
-    for sequence in driver(directory).run(*sequences):
-        assert len(sequence.output) == 64
-        assert_matches(reference, sequence, 1e-4)
+    assert_logits_match(directory, load_reference(directory), *sequences)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

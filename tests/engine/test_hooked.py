@@ -22,6 +22,7 @@ from busllm.errors import ModelError
 from busllm.testing.plan_driver import DrivenSequence
 from busllm.testing.tiny_architectures import HOOKED, REFUSED
 from busllm.testing.tiny_model import write_tiny_model
+from tests.engine.logits import assert_logits_match
 from tests.engine.reference import assert_matches, load_reference
 from tests.engine.tiny import driver, greedy, prompts
 
@@ -39,12 +40,10 @@ REASONS = {
 
 
 @pytest.mark.parametrize("architecture", HOOKED)
-def test_ragged_steps_give_the_tokens_and_log_probabilities_of_transformers(tmp_path: Path, architecture: str) -> None:
+def test_ragged_steps_give_the_tokens_and_logits_of_transformers(tmp_path: Path, architecture: str) -> None:
     directory = write_tiny_model(tmp_path / "model", architecture)
-    reference = load_reference(directory)
     sequences = (DrivenSequence(p, greedy(12), chunk_tokens=15, start_step=i) for i, p in enumerate(PROMPTS))
-    for sequence in driver(directory).run(*sequences):
-        assert_matches(reference, sequence, 1e-4)
+    assert_logits_match(directory, load_reference(directory), *sequences)
 
 
 @pytest.mark.parametrize("architecture", ["gemma2", "gpt-oss"])

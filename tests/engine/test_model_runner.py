@@ -16,6 +16,7 @@ from busllm.plan import PagesAssigned, PlanRow, SlotOpened, StepPlan
 from busllm.sampling import SamplingParams
 from busllm.testing.plan_driver import DrivenSequence, PlanDriver
 from busllm.testing.tiny_model import TINY_ARCHITECTURES, write_tiny_model
+from tests.engine.logits import assert_logits_match
 from tests.engine.reference import assert_matches, load_llama_reference, load_reference, reference_logprobs
 from tests.engine.tiny import alone, assert_same_bits, driver, greedy, prompts
 
@@ -46,14 +47,10 @@ def default_runner(default_files: ModelFiles) -> ModelRunner:
 
 
 @pytest.mark.parametrize("architecture", TINY_ARCHITECTURES)
-def test_greedy_tokens_and_log_probabilities_are_those_of_transformers(tmp_path: Path, architecture: str) -> None:
+def test_64_tokens_and_their_logits_are_those_of_transformers(tmp_path: Path, architecture: str) -> None:
     directory = write_tiny_model(tmp_path / architecture, architecture)
-    reference = load_reference(directory)
-    sequences = [
-        DrivenSequence(prompt, greedy(16), chunk_tokens=29, start_step=index) for index, prompt in enumerate(PROMPTS)
-    ]
-    for sequence in driver(directory).run(*sequences):
-        assert_matches(reference, sequence, 1e-4)
+    sequences = (DrivenSequence(p, greedy(64), chunk_tokens=29, start_step=i) for i, p in enumerate(PROMPTS))
+    assert_logits_match(directory, load_reference(directory), *sequences)
 
 
 def test_the_default_model_answers_20_prompts_as_transformers_does(

@@ -34,6 +34,28 @@ def test_running_sequences_get_a_token_in_every_step_while_a_long_prompt_is_comp
         assert run.last_plan.rows[1].num_tokens == 31
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("step_tokens", [20, 33, 256])
+def test_no_running_sequence_is_left_out_of_a_step_while_a_prompt_of_4000_tokens_is_computed(
+    depth: int, step_tokens: int
+) -> None:
+    """So what a stream waits for its next token is one step, however long the prompt is that came in between."""
+    run = NullEngineDriver(depth, step_tokens=step_tokens, max_running=9, num_pages=2048)
+    talking = [f"talks{seed}" for seed in range(8)]
+    for seed, uid in enumerate(talking):
+        run.submit(sequence_request(uid, text(seed, 5), tokens(2_000)))
+    for _ in range(20):
+        run.step()
+    slots = {row.slot for row in run.last_plan.rows}
+    run.submit(sequence_request("long", text(99, 4_000), tokens(1)))
+    first_plan, before = len(run.runner.plans), {uid: len(run.records[uid, 0].output) for uid in talking}
+    num_steps = run.steps_until("long", "first_token")
+    for plan in run.runner.plans[first_plan:]:
+        assert [row.num_tokens for row in plan.rows if row.slot in slots] == [1] * 8
+    assert {uid: len(run.records[uid, 0].output) - before[uid] for uid in talking} == dict.fromkeys(talking, num_steps)
+    assert num_steps <= -(-4_000 // (step_tokens - 8)) + 1 + depth
+
+
 def test_no_step_goes_over_its_budget_and_it_is_used_up_while_there_is_work() -> None:
     run = NullEngineDriver(step_tokens=10, max_running=8)
     for seed in range(8):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,14 @@ from busllm.testing.tiny_model import write_tiny_model
 from tests.engine.tiny import driver, prompts
 
 PROMPTS = prompts((1, 16, 33, 80, 130))
+# With a vocabulary and an inner width that four do not divide.
+FOUR_HEADS: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "head_dim": 12,
+    "vocab_size": 319,
+    "intermediate_size": 94,
+}
 EVERYTHING = SamplingParams(temperature=0.0, max_tokens=6, logprobs=3, prompt_logprobs=2)
 
 
@@ -57,9 +66,7 @@ def test_biases_of_every_linear_count_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_kv_heads", [4, 2, 1])
 def test_four_ranks_share_out_or_repeat_the_key_value_heads(tmp_path: Path, num_kv_heads: int) -> None:
-    # A vocabulary and an inner width that four do not divide.
-    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 319, "intermediate_size": 94}
-    directory = write_tiny_model(tmp_path / "model", num_key_value_heads=num_kv_heads, head_dim=12, **shape)
+    directory = write_tiny_model(tmp_path / "model", num_key_value_heads=num_kv_heads, **FOUR_HEADS)
     with parallel_runner(directory, 4) as runner:
         assert_alike(in_one_batch(PlanDriver(runner)), in_one_batch(driver(directory)))
 
@@ -95,33 +102,59 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(split: Runner) -> None:
 
 
 def a_busy_day(runner: Runner) -> EngineDriver:
-    """Sampling, shared prefixes, retraction and an abort in one engine with too few pages."""
+    """Sampling, penalties, shared prefixes, retraction and an abort in one engine with too few pages."""
     one = EngineDriver(
         Engine(
             runner, EngineConfig(num_pages=32, page_tokens=4, step_tokens=32, max_running=8, expected_output_tokens=4)
         )
     )
     shared = PROMPTS[2][:24]
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0, "logprobs": 2},
+        {"temperature": 0.8, "logprobs": 2},
+        {"temperature": 0.9, "top_p": 0.8, "repetition_penalty": 1.2, "frequency_penalty": 0.3, "logprobs": 0},
+        {"temperature": 0.0, "presence_penalty": 0.5, "prompt_logprobs": 2},
+    ]
     for index in range(8):
-        params = SamplingParams(temperature=0.8 if index % 2 else 0.0, max_tokens=24, ignore_eos=True)
+        params = SamplingParams(max_tokens=24, ignore_eos=True, **kinds[index % 4])
         one.submit(sequence_request(f"u{index}", [*shared, index], params, seed=index))
     for _ in range(12):
         one.step()
-    one.engine.abort("u3")
+    one.engine.abort("u1")
     one.run()
     return one
 
 
-def test_an_engine_gives_the_same_texts_with_prefixes_retraction_and_aborts(tiny: Path, split: Runner) -> None:
-    expected = a_busy_day(load_runner(str(tiny), LoadConfig(device="cpu", dtype="float32", attention="torch")))
-    actual = a_busy_day(split)
+def assert_the_same_day(actual: EngineDriver, expected: EngineDriver) -> None:
+    """The mix was there, and every record has the same tokens and nearly the same log probabilities."""
     statistics = actual.engine.statistics()
     assert statistics.retractions > 0
     assert statistics.cached_prompt_tokens > 0
     assert statistics.pages_owned == 0
-    assert {key: record.output for key, record in actual.records.items()} == {
-        key: record.output for key, record in expected.records.items()
-    }
+    assert actual.names("u1")[-1] == "aborted"
+    for key, record in actual.records.items():
+        theirs = expected.records[key]
+        assert record.output == theirs.output
+        assert_near(record.logprobs, theirs.logprobs)
+        mine_of_prompt, theirs_of_prompt = (
+            [entry for entry in each.prompt_logprobs or () if entry is not None] for each in (record, theirs)
+        )
+        assert_near(mine_of_prompt, theirs_of_prompt)
+    assert any(record.prompt_logprobs for record in actual.records.values())
+
+
+def whole(directory: Path) -> Runner:
+    return load_runner(str(directory), LoadConfig(device="cpu", dtype="float32", attention="torch"))
+
+
+def test_two_ranks_give_the_same_answers_with_prefixes_retraction_and_aborts(tiny: Path, split: Runner) -> None:
+    assert_the_same_day(a_busy_day(split), a_busy_day(whole(tiny)))
+
+
+def test_four_ranks_give_the_same_answers_with_prefixes_retraction_and_aborts(tmp_path: Path) -> None:
+    directory = write_tiny_model(tmp_path / "model", num_key_value_heads=2, **FOUR_HEADS)
+    with parallel_runner(directory, 4) as runner:
+        assert_the_same_day(a_busy_day(runner), a_busy_day(whole(directory)))
 
 
 def test_a_part_of_the_model_holds_a_part_of_the_kv_cache(tiny: Path, split: Runner) -> None:
