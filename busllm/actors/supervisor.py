@@ -8,7 +8,8 @@ Does not know: stages; processes (`topology/supervise.py` restarts those).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 
 import anyio
 import msgspec
@@ -26,11 +27,13 @@ class ActorPlan(msgspec.Struct, frozen=True):
         name: for the log.
         make: builds a fresh actor (a new instance name) for every start.
         restarts_in_place: False when its failure must end the process.
+        drains_with: those with the same word, side by side in the list, drain together; None = it drains alone.
     """
 
     name: str
     make: Callable[[], Actor]
     restarts_in_place: bool
+    drains_with: str | None = None
 
 
 def _is_final(error: BaseException) -> bool:
@@ -73,12 +76,16 @@ class Supervisor:
             self._stopping = True
             if hurry is not None:
                 tasks.start_soon(self._hurry_all, hurry)
-            for plan in self._plans:
-                actor = self._running.get(plan.name)
-                if actor is not None:
-                    actor.stop()
-                    await self._ended[plan.name].wait()
+            for _, together in groupby(self._plans, key=lambda plan: plan.drains_with or plan.name):
+                await self._drain([plan.name for plan in together])
             tasks.cancel_scope.cancel()
+
+    async def _drain(self, names: Sequence[str]) -> None:
+        running = {name: self._running[name] for name in names if name in self._running}
+        for actor in running.values():
+            actor.stop()
+        for name in running:
+            await self._ended[name].wait()
 
     async def _hurry_all(self, hurry: anyio.Event) -> None:
         await hurry.wait()

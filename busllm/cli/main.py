@@ -22,13 +22,17 @@ import msgspec
 
 from busllm.cli.arguments import EXIT_USAGE, Parser
 from busllm.errors import AlreadyRunning, BusllmError, ConfigError, FetchFailed, MissingPackage, ModelError, Superseded
+from busllm.topology.last_words import say_last_words
 from busllm.topology.nearest import nearest
 
 EXIT_FAILURE = 1
 EXIT_SUPERSEDED = 3
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 
-ENVIRONMENT = ("BUSLLM_API_KEY", "BUSLLM_BUS_URL", "BUSLLM_CACHE", "BUSLLM_LISTEN_FDS", "BUSLLM_LOG_LEVEL")
+ENVIRONMENT = (
+    *("BUSLLM_API_KEY", "BUSLLM_BUS_URL", "BUSLLM_CACHE", "BUSLLM_LAST_WORDS_FD", "BUSLLM_LISTEN_FDS"),
+    "BUSLLM_LOG_LEVEL",
+)
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -114,6 +118,7 @@ def _run(command: Command, words: list[str]) -> int:
         if error is None:
             raise
         print(f"busllm {command.name}: {error}", file=sys.stderr, flush=True)
+        say_last_words(str(error))
         return exit_status(error)
     return status
 

@@ -22,6 +22,7 @@ from typing import NoReturn
 import anyio
 import anyio.abc
 import msgspec
+import structlog
 
 from busllm.actors.actor import Actor
 from busllm.actors.behaviour import Behaviour
@@ -35,6 +36,7 @@ from busllm.stages.frontend.stage import FrontendStage
 from busllm.telemetry.logging import configure_logging, get_logger
 from busllm.topology.address import bind, parse_address
 from busllm.topology.config import STAGE_KINDS, Topology
+from busllm.topology.last_words import say_last_words
 from busllm.topology.open_bus import open_topology_bus
 from busllm.topology.placement import StageId
 from busllm.topology.ranks import announced_place
@@ -96,7 +98,13 @@ class StageProcess:
             return actor
 
         # A frontend's sockets and an engine's memory belong to the process: with them the process ends.
-        return ActorPlan(str(stage), make, restarts_in_place=stage.kind in ("tokenizer", "detokenizer"))
+        return ActorPlan(
+            str(stage),
+            make,
+            restarts_in_place=stage.kind in ("tokenizer", "detokenizer"),
+            # The ranks of a replica need each other until the end, and take an end that they do not share for a fault.
+            drains_with=f"replica {stage.index}" if stage.kind == "scheduler" else None,
+        )
 
     def _frontend(self, stage: StageId) -> FrontendStage:
         fd = self._listen_fds.get(stage.index)
@@ -149,13 +157,13 @@ def run_stages(
         process = StageProcess(topology, stages, bus_url, listen_fds)
         anyio.run(process.run, backend_options={"use_uvloop": True})
     except* Superseded as group:
-        log.error("superseded", reason=_first(group))
+        _tell(log, "superseded", group)
         status = EXIT_SUPERSEDED
     except* (ConfigError, ModelError, MissingPackage) as group:  # starting again would not help
-        log.error("cannot_start", file=topology_file, reason=_first(group))
+        _tell(log.bind(file=topology_file), "cannot_start", group)
         status = EXIT_CONFIG
     except* BusllmError as group:
-        log.error("failed", reason=_first(group))
+        _tell(log, "failed", group)
         status = EXIT_FAILED
         if any(stage.kind == "scheduler" for stage in stages):
             _leave_at_once(status)
@@ -167,6 +175,13 @@ def _leave_at_once(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def _tell(log: structlog.stdlib.BoundLogger, event: str, group: BaseException) -> None:
+    """Says why this process ends: to the log, and to `busllm up`."""
+    reason = _first(group)
+    log.error(event, reason=reason)
+    say_last_words(reason)
 
 
 def _first(group: BaseException) -> str:

@@ -20,6 +20,7 @@ import anyio.abc
 import msgspec
 
 from busllm.topology.die_with_parent import wrapper_command
+from busllm.topology.last_words import LAST_WORDS_VARIABLE, LastWords
 from busllm.topology.placement import PlacedProcess
 
 BUS_URL_VARIABLE = "BUSLLM_BUS_URL"
@@ -60,20 +61,34 @@ def stage_command(
     return ChildCommand(tuple(arguments), environment, tuple(sorted(set(fds.values()))))
 
 
+class ChildEnd(msgspec.Struct, frozen=True):
+    """How a child ended.
+
+    Attributes:
+        status: its exit status, or minus the signal that ended it.
+        reason: its own words; empty when it had none.
+    """
+
+    status: int
+    reason: str
+
+
 class Child:
     """A started child. Made by `start_child`."""
 
-    def __init__(self, process: anyio.abc.Process) -> None:
+    def __init__(self, process: anyio.abc.Process, last_words: LastWords) -> None:
         self._process = process
+        self._last_words = last_words
 
     @property
     def pid(self) -> int:
         """Its process id, which is also its session's."""
         return self._process.pid
 
-    async def wait(self) -> int:
-        """Waits for its end; returns the exit status, or minus the signal that ended it."""
-        return await self._process.wait()
+    async def wait(self) -> ChildEnd:
+        """Waits for its end. Called once."""
+        status = await self._process.wait()
+        return ChildEnd(status, self._last_words.read())
 
     def send(self, signal_number: signal.Signals) -> None:
         """Sends a signal; does nothing when it has ended."""
@@ -87,13 +102,17 @@ async def start_child(command: ChildCommand) -> Child:
     Raises:
         OSError: it cannot be started.
     """
-    process = await anyio.open_process(
-        [*wrapper_command(os.getpid()), *command.arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=None,
-        stderr=None,
-        env={**os.environ, **command.environment},
-        start_new_session=True,
-        pass_fds=command.inherited_fds,
-    )
-    return Child(process)
+    last_words = LastWords()
+    try:
+        process = await anyio.open_process(
+            [*wrapper_command(os.getpid()), *command.arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=None,
+            stderr=None,
+            env={**os.environ, **command.environment, LAST_WORDS_VARIABLE: str(last_words.writer)},
+            start_new_session=True,
+            pass_fds=(*command.inherited_fds, last_words.writer),
+        )
+    finally:
+        last_words.started()
+    return Child(process, last_words)

@@ -16,7 +16,7 @@ import msgspec
 
 from busllm.messages.control import Announcement
 from busllm.telemetry.logging import get_logger
-from busllm.topology.child import Child, ChildCommand, start_child
+from busllm.topology.child import Child, ChildCommand, ChildEnd, start_child
 from busllm.topology.heartbeats import Heartbeats
 from busllm.topology.placement import PlacedProcess
 from busllm.topology.restarts import RestartPolicy, RestartTimings
@@ -101,8 +101,8 @@ class SupervisedProcess:
         policy = RestartPolicy(self._timings.restart)
         try:
             while not self._stopping.is_set():
-                status = await self._run_child()
-                if self._stopping.is_set() or not await self._pause(policy, status):
+                end = await self._run_child()
+                if self._stopping.is_set() or not await self._pause(policy, end):
                     break
         finally:
             self.kill()
@@ -124,7 +124,7 @@ class SupervisedProcess:
         """Another rank of its replica has ended: the child ends by itself, unless it is frozen."""
         self._mate_ended = True
 
-    async def _run_child(self) -> int:
+    async def _run_child(self) -> ChildEnd:
         self._mate_ended = False
         child = self._child = await start_child(self._command)
         self._heartbeats.add(child.pid)
@@ -133,11 +133,11 @@ class SupervisedProcess:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._kill_when_silent, child)
-                status = await child.wait()
+                end = await child.wait()
                 tasks.cancel_scope.cancel()
         finally:
             self._child_ended(self._heartbeats.remove(child.pid))
-        return status
+        return end
 
     async def _kill_when_silent(self, child: Child) -> None:
         while True:
@@ -153,11 +153,11 @@ class SupervisedProcess:
             return self._timings.first_word_s
         return self._timings.mate_silent_s if self._mate_ended else self._timings.silent_s
 
-    async def _pause(self, policy: RestartPolicy, status: int) -> bool:
+    async def _pause(self, policy: RestartPolicy, end: ChildEnd) -> bool:
         """Waits before a restart; False = there will be none."""
-        ended = _exit_text(status)
-        if status in _FINAL_EXITS:
-            self._judge(Verdict(status, f"{self.placed.name} {ended}"))
+        ended = _exit_text(end.status)
+        if end.status in _FINAL_EXITS:
+            self._judge(Verdict(end.status, f"{self.placed.name} {ended}" + (f": {end.reason}" if end.reason else "")))
             return False
         pause_s = policy.pause_s(anyio.current_time())
         if pause_s is None:
@@ -165,12 +165,12 @@ class SupervisedProcess:
             self._judge(
                 Verdict(
                     EXIT_FAILURE,
-                    f"{self.placed.name} {ended}, the {limits.limit + 1}th end within {limits.window_s:g} s; "
-                    "its own messages above say why",
+                    f"{self.placed.name} {ended}, the {limits.limit + 1}th end within {limits.window_s:g} s"
+                    + (f": {end.reason}" if end.reason else "; its own messages above say why"),
                 )
             )
             return False
-        self._log.warning("process_ended", status=status, meaning=ended, restart_in_s=pause_s)
+        self._log.warning("process_ended", status=end.status, meaning=ended, reason=end.reason, restart_in_s=pause_s)
         with anyio.move_on_after(pause_s):
             await self._stopping.wait()
         return True

@@ -41,8 +41,8 @@ class Factory:
         self.made.append(behaviour)
         return make_actor(behaviour, self._bus, self._clock)
 
-    def plan(self, *, restarts_in_place: bool = True) -> ActorPlan:
-        return ActorPlan(self._kind, self, restarts_in_place)
+    def plan(self, *, restarts_in_place: bool = True, drains_with: str | None = None) -> ActorPlan:
+        return ActorPlan(self._kind, self, restarts_in_place, drains_with)
 
 
 def is_in(group: BaseException, error: Exception) -> bool:
@@ -153,4 +153,21 @@ async def test_actors_are_drained_in_the_order_of_the_path() -> None:
         stop.set()
         await settle()
         assert second.made[0].actor.connection.is_connected, "the second serves while the first drains"
+        held.may_end.set()
+
+
+async def test_actors_that_need_each_other_drain_together() -> None:
+    clock, stop = ManualClock(), anyio.Event()
+    first, second, after = Factory(clock, []), Factory(clock, [], "rank"), Factory(clock, [], "detokenizer")
+    plans = (first.plan(drains_with="replica 0"), second.plan(drains_with="replica 0"), after.plan())
+    supervisor = Supervisor(plans, clock, TIMINGS)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(supervisor.run, stop)
+        await settle()
+        (held,) = first.made
+        held.may_end = anyio.Event()
+        stop.set()
+        await settle()
+        assert "rank" not in supervisor.actors, "it drained beside the first"
+        assert "detokenizer" in supervisor.actors
         held.may_end.set()

@@ -123,3 +123,22 @@ print(gc.get_freeze_count() > 10_000)
             said = b"".join([part async for part in process.stdout])
             assert await process.wait() == 0
     assert said.endswith(b"True\n")
+
+
+async def test_ranks_in_one_process_end_without_an_error(tmp_path: Path) -> None:
+    topology = tmp_path / "topology.toml"
+    topology.write_text("bus.kind = 'memory'\nmodel.source = 'null'\nscheduler.tensor_parallel = 2\n")
+    stages = ("tokenizer", "scheduler:0", "scheduler:0.1", "detokenizer")
+    command = [sys.executable, "-m", "busllm.cli.main", "stage", *stages, "--topology", str(topology)]
+    with anyio.fail_after(PATIENCE_S):
+        process = await anyio.open_process(command, stdout=None)
+        assert process.stderr is not None
+        log, signalled = "", False
+        async for text in process.stderr:
+            log += text.decode()
+            if not signalled and log.count('"event": "ready"') == len(stages):
+                signalled = True
+                process.terminate()
+        assert await process.wait() == 0
+    assert signalled
+    assert '"level": "error"' not in log

@@ -24,6 +24,7 @@ from busllm.ids import new_instance
 from busllm.messages.codec import encode_json
 from busllm.messages.control import Announcement, StageState
 from busllm.topology.child import BUS_URL_VARIABLE, LISTEN_FDS_VARIABLE
+from busllm.topology.last_words import say_last_words
 
 HEARTBEAT_S = 0.1
 SLOW_DRAIN_S = 0.5
@@ -86,5 +87,6 @@ if __name__ == "__main__":
     name, behaviour, cluster = sys.argv[1:]
     if behaviour.startswith("exit-"):
         say("started", name, os.getpid())
+        say_last_words(f"the {name}\nis tired")
         sys.exit(int(behaviour.removeprefix("exit-")))
     anyio.run(main, name, behaviour, cluster)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 from pathlib import Path
@@ -98,7 +99,8 @@ async def test_a_child_that_always_fails_ends_everything_with_status_1(tmp_path:
     async with fake_up(tmp_path, "", "scheduler=exit-7") as up:
         assert await up.end() == 1
         assert sum(line.startswith("started scheduler") for line in up.lines) == 3
-        assert up.lines[-1].startswith("busllm up: scheduler:0 exited with status 7, the 3th end within 60 s")
+        last = "busllm up: scheduler:0 exited with status 7, the 3th end within 60 s: the scheduler:0 is tired"
+        assert up.lines[-1] == last
         assert any(line.startswith("ended frontend") for line in up.lines)
 
 
@@ -107,6 +109,7 @@ async def test_a_mistake_and_a_superseded_child_are_not_restarted(tmp_path: Path
     async with fake_up(tmp_path, "", f"{kind}=exit-{status}") as up:
         assert await up.end() == status
         assert sum(line.startswith(f"started {kind}") for line in up.lines) == 1
+        assert re.fullmatch(rf"busllm up: \S+ exited with status {status}: the \S+ is tired", up.lines[-1])
 
 
 async def test_a_second_signal_kills_what_does_not_stop(tmp_path: Path) -> None:
