@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
 import numpy as np
 
@@ -138,7 +138,8 @@ class LLM:
         Args:
             prompts: one text, several, the token ids of one prompt, or of several. Text gets the special tokens that
                 the model expects at its beginning; ids are taken as they are.
-            sampling: for all, or one per prompt; None = `SamplingParams()`. A missing seed is drawn.
+            sampling: for all, or one per prompt; None = `SamplingParams()`, by which an answer goes on until the model
+                ends it or the context is full: give `max_tokens`. A missing seed is drawn.
 
         Returns:
             One completion per prompt, in order.
@@ -169,12 +170,14 @@ class LLM:
         return self._run(all_ids, _per_prompt(sampling, len(all_ids)))
 
     def _encode(self, prompts: Prompts) -> list[tuple[int, ...]]:
-        if isinstance(prompts, str):
-            prompts = [prompts]
-        entries: list[Any] = [prompts] if prompts and all(isinstance(entry, int) for entry in prompts) else [*prompts]
+        if not isinstance(prompts, Iterable):
+            raise InvalidRequest(f"prompts is {prompts!r}; it must be texts or token ids.", param="prompts")
+        entries: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
+        if entries and all(isinstance(entry, int) for entry in entries):
+            entries = [entries]
         texts = [entry for entry in entries if isinstance(entry, str)]
         encoded = iter(self._tokenizer.encode_batch(texts, add_special_tokens=True))
-        return [tuple(next(encoded) if isinstance(entry, str) else entry) for entry in entries]
+        return [tuple(next(encoded)) if isinstance(entry, str) else _token_ids(entry) for entry in entries]
 
     def _run(self, all_ids: Sequence[tuple[int, ...]], all_params: Sequence[SamplingParams]) -> list[Completion]:
         answers: dict[str, _Answer] = {}
@@ -229,9 +232,23 @@ def _request(uid: str, prompt_ids: Iterable[int], params: SamplingParams) -> Seq
     )
 
 
+def _token_ids(entry: object) -> tuple[int, ...]:
+    if not isinstance(entry, Iterable):
+        raise InvalidRequest(f"prompts has {entry!r}; a prompt is a text or a list of token ids.", param="prompts")
+    ids = tuple(entry)
+    for token_id in ids:
+        if not isinstance(token_id, SupportsIndex):  # numpy's whole numbers are fine
+            raise InvalidRequest(f"A prompt has the token id {token_id!r}; it must be a whole number.", param="prompts")
+        if not -(2**31) <= token_id.__index__() < 2**31:
+            raise InvalidRequest(f"A prompt has the token id {token_id}, which no model has.", param="prompts")
+    return ids
+
+
 def _per_prompt(sampling: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
     if sampling is None or isinstance(sampling, SamplingParams):
         return [sampling or SamplingParams()] * num_prompts
+    if isinstance(sampling, Mapping):
+        raise InvalidRequest("sampling is a dict; write SamplingParams(**it).", param="sampling")
     if len(sampling) != num_prompts:
         raise InvalidRequest(
             f"There are {num_prompts} prompts and {len(sampling)} sampling settings.", param="sampling"

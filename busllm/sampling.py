@@ -8,7 +8,9 @@ Does not know: HTTP field names of any particular endpoint, tensors (the definit
 from __future__ import annotations
 
 import enum
+import json
 import math
+import re
 
 import msgspec
 
@@ -32,15 +34,22 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What an answer must look like; compiled by `busllm/grammar/`.
 
     Attributes:
-        kind: the notation.
+        kind: the notation, or its name ("regex").
         text: a JSON schema; a regular expression that the whole answer matches; a JSON list of the texts that are
-            allowed; or a context-free grammar in the notation of Lark.
+            allowed; or a context-free grammar in the notation of Lark. What is JSON may be given as dict or list.
         param: name of the request's field that it came in, for errors.
     """
 
     kind: GrammarKind
     text: str
     param: str = "grammar"
+
+    def __post_init__(self) -> None:
+        """Takes the forms that people write. What is none of them stays, and `check_sampling` refuses it."""
+        if isinstance(self.kind, str) and self.kind in {kind.value for kind in GrammarKind}:
+            msgspec.structs.force_setattr(self, "kind", GrammarKind(self.kind))
+        if isinstance(self.text, (dict, list)) and self.kind in (GrammarKind.JSON_SCHEMA, GrammarKind.CHOICE):
+            msgspec.structs.force_setattr(self, "text", json.dumps(self.text))
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -49,7 +58,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         temperature: 0 = greedy.
         top_p: smallest set of most likely tokens whose probability reaches it; 0 = the most likely token.
-        top_k: number of most likely tokens kept; None = all.
+        top_k: number of most likely tokens kept; None, 0 and -1 = all.
         min_p: tokens below `min_p` times the largest probability are dropped.
         max_tokens: limit of generated tokens; None = what the context leaves.
         min_tokens: end-of-turn and stop tokens are impossible before that many generated tokens.
@@ -89,7 +98,9 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        """Takes the forms that people write: one stop string as it is, lists, a mapping of biases."""
+        """Takes the forms that people write: one stop string as it is, lists, a mapping of biases, -1 for all."""
+        if self.top_k in (0, -1):
+            msgspec.structs.force_setattr(self, "top_k", None)
         if isinstance(self.stop, str):
             msgspec.structs.force_setattr(self, "stop", (self.stop,))
         for field in ("stop", "stop_token_ids"):
@@ -121,7 +132,7 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     try:
         msgspec.convert(msgspec.to_builtins(params), SamplingParams)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"A sampling parameter has a wrong type: {error}.") from error
+        raise _wrong_type(str(error)) from error
     _check_number("temperature", params.temperature, 0.0, 2.0)
     _check_number("top_p", params.top_p, 0.0, 1.0)
     _check_number("min_p", params.min_p, 0.0, 1.0)
@@ -146,6 +157,19 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     for token_id, value in params.logit_bias:
         _check_token_id("logit_bias", token_id, vocab_size)
         _check_number("logit_bias", value, -100.0, 100.0)
+
+
+def _wrong_type(words: str) -> InvalidRequest:
+    """The decoder counts fields; people name them. `words`: "Expected `str`, got `array` - at `$[17][1]`"."""
+    what, _, place = words.partition(" - at `$")
+    numbers = [int(number) for number in re.findall(r"\[(\d+)\]", place)]
+    if not numbers:
+        return InvalidRequest(f"The sampling parameters have a wrong type: {words}.")
+    name = SamplingParams.__struct_fields__[numbers[0]]
+    inside = "".join(f"[{number}]" for number in numbers[1:])
+    if name == "grammar" and numbers[1:]:
+        inside = f".{Grammar.__struct_fields__[numbers[1]]}"
+    return InvalidRequest(f"{name}{inside} has a wrong type: {what}.", param=name)
 
 
 def _check_token_id(name: str, token_id: int, vocab_size: int) -> None:

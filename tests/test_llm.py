@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -182,3 +184,46 @@ def test_importing_busllm_imports_no_engine() -> None:
         "import sys, busllm; busllm.SamplingParams; assert not {'torch', 'numpy', 'busllm.engine'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "words"),
+    [
+        (None, "prompts is None"),
+        (["a", 5], "prompts has 5"),
+        ([[1.5]], "the token id 1.5; it must be a whole number"),
+        ([[2**40]], "which no model has"),
+    ],
+)
+def test_what_is_no_prompt_is_refused_in_words(prompts: Any, words: str) -> None:
+    with busllm.LLM("null") as llm, pytest.raises(InvalidRequest, match=re.escape(words)) as error:
+        llm.generate(prompts, busllm.SamplingParams(max_tokens=1))
+    assert error.value.param == "prompts"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kv_tokens": 0}, "kv_tokens: is 0. Expected `int` >= 1."),
+        ({"page_tokens": 0}, "page_tokens: is 0. Expected `int` >= 1."),
+        ({"kv_tokens": "4"}, "kv_tokens: is '4'. Expected `int`, got `str`."),
+        ({"quantization": "int3"}, "Allowed by name: auto, none, int8, int4. Did you mean 'int8'?"),
+    ],
+)
+def test_a_wrong_option_is_named_with_what_is_allowed(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        busllm.LLM("null", **options)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        busllm.Grammar("choice", ["yes", "no"]),  # type: ignore[arg-type]
+        busllm.Grammar(busllm.GrammarKind.REGEX, "yes|no"),
+        busllm.Grammar("json_schema", {"enum": ["yes", "no"]}),  # type: ignore[arg-type]
+    ],
+)
+def test_a_grammar_may_be_written_as_people_write_it(grammar: busllm.Grammar) -> None:
+    with busllm.LLM("null") as llm:
+        text = llm.generate("Well?", busllm.SamplingParams(max_tokens=20, seed=1, grammar=grammar))[0].text
+    assert text.strip('"') in ("yes", "no")

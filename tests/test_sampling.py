@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from busllm.errors import InvalidRequest
-from busllm.sampling import SamplingParams, check_sampling
+from busllm.sampling import Grammar, GrammarKind, SamplingParams, check_sampling
 
 
 def test_one_stop_string_is_one_stop_string_and_not_its_characters() -> None:
@@ -18,10 +18,28 @@ def test_one_stop_string_is_one_stop_string_and_not_its_characters() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"max_tokens": "5"}, {"temperature": "hot"}, {"stop": (5,)}, {"seed": 1.5}, {"ignore_eos": "yes"}],
-    ids=lambda wrong: next(iter(wrong)),
+    ("wrong", "words", "param"),
+    [
+        ({"temperature": "hot"}, "temperature has a wrong type: Expected `float`, got `str`.", "temperature"),
+        ({"max_tokens": "5"}, "max_tokens has a wrong type: Expected `int | null`, got `str`.", "max_tokens"),
+        ({"seed": 1.5}, "seed has a wrong type", "seed"),
+        ({"ignore_eos": "yes"}, "ignore_eos has a wrong type", "ignore_eos"),
+        ({"stop": [1]}, "stop[0] has a wrong type", "stop"),
+        ({"logit_bias": {"a": 1.0}}, "logit_bias[0][0] has a wrong type", "logit_bias"),
+        ({"grammar": "a+"}, "grammar has a wrong type", "grammar"),
+        ({"grammar": Grammar("regexx", "a+")}, "grammar.kind has a wrong type: Invalid enum value 'regexx'", "grammar"),  # type: ignore[arg-type]
+        ({"grammar": Grammar(GrammarKind.REGEX, ["a"])}, "grammar.text has a wrong type", "grammar"),  # type: ignore[arg-type]
+    ],
 )
-def test_a_wrong_type_is_refused_by_name_of_its_kind(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest, match="wrong type"):
-        check_sampling(SamplingParams(**wrong), 100)
+def test_a_wrong_type_is_refused_by_the_name_of_its_field(wrong: dict[str, Any], words: str, param: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        check_sampling(SamplingParams(**wrong), vocab_size=100)
+    assert words in error.value.message
+    assert error.value.param == param
+
+
+@pytest.mark.parametrize("top_k", [None, 0, -1])
+def test_all_tokens_are_kept_by_any_of_their_names(top_k: int | None) -> None:
+    params = SamplingParams(top_k=top_k)
+    check_sampling(params, vocab_size=100)
+    assert params.top_k is None

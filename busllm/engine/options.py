@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from busllm.engine.config import EngineConfig
 from busllm.engine.runner import Runner
 from busllm.engine.step_budget import automatic_step_tokens
 from busllm.errors import ConfigError
 
+Tokens = Annotated[int, Meta(ge=1)]
 _MAX_WAITING = 2**31 - 1  # nobody is turned away: the caller has all the prompts in memory already
 
 
@@ -35,7 +37,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         kv_tokens: size of the KV cache; rounded up to whole pages.
         page_tokens: tokens per page.
         step_tokens: most tokens computed in one step; "auto" = on CPU as many as take 0.1 s, on CUDA 2048.
-        max_running: sequences computed at the same time.
+        max_running: sequences computed at the same time; half of what the server takes by default, since a call waits
+            for its slowest prompt.
         max_context_tokens: prompt and output together; None = what the model can.
         prefix_cache: whether prompts that begin alike share their pages, also from call to call.
     """
@@ -44,11 +47,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     attention: str = "auto"
     quantization: Literal["auto", "none", "int8", "int4"] = "auto"
-    kv_tokens: int = 65536
-    page_tokens: int | Literal["auto"] = "auto"
-    step_tokens: int | Literal["auto"] = "auto"
-    max_running: int = 64
-    max_context_tokens: int | None = None
+    kv_tokens: Tokens = 65536
+    page_tokens: Tokens | Literal["auto"] = "auto"
+    step_tokens: Tokens | Literal["auto"] = "auto"
+    max_running: Annotated[int, Meta(ge=1)] = 64
+    max_context_tokens: Annotated[int, Meta(ge=2)] | None = None
     prefix_cache: Literal["radix", "none"] = "radix"
 
 
@@ -65,7 +68,22 @@ def read_options(options: Mapping[str, Any]) -> EngineOptions:
     try:
         return msgspec.convert(dict(options), EngineOptions)
     except msgspec.ValidationError as error:
-        raise ConfigError(str(error)) from error
+        raise _wrong_value(str(error), options) from error
+
+
+def _wrong_value(words: str, options: Mapping[str, Any]) -> ConfigError:
+    """`words`: "Expected `int`, got `str` - at `$.kv_tokens`"."""
+    what, _, key = words.partition(" - at `$.")
+    key = key.rstrip("`")
+    allowed = [value for literal in _literals(get_type_hints(EngineOptions).get(key)) for value in get_args(literal)]
+    near = difflib.get_close_matches(str(options.get(key)), allowed, n=1)
+    others = f" Allowed by name: {', '.join(allowed)}." if allowed else ""
+    return ConfigError(f"is {options.get(key)!r}. {what}.{others}", key=key, suggestion=near[0] if near else None)
+
+
+def _literals(hint: Any) -> list[Any]:
+    """The `Literal`s of a type or union."""
+    return [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
 
 
 def engine_config(options: EngineOptions, runner: Runner) -> EngineConfig:
