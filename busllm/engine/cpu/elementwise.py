@@ -63,11 +63,11 @@ def quantise_row(source, num_groups, out, scales, sums):
         most = lanes.largest(lanes.larger(lanes.magnitude(low), lanes.magnitude(high)))
         inverse = lanes.splat(_LARGEST / most if most > 0 else _float(0.0))
         to = out + group * GROUP * 2
-        summed = lanes.store_int16(to, lanes.multiply(low, inverse))
-        summed += lanes.store_int16(to + VECTOR * 2, lanes.multiply(high, inverse))
+        x = lanes.store_int16(to, lanes.multiply(low, inverse))
+        y = lanes.store_int16(to + VECTOR * 2, lanes.multiply(high, inverse))
         scale = most / _LARGEST
         scales[group] = scale
-        sums[group] = scale * _float(summed)
+        sums[group] = scale * lanes.total(lanes.add(x, y))  # of whole numbers below 2^24: exact
 
 
 @njit(nogil=True)
@@ -91,11 +91,11 @@ def quantise_row_to_bytes(source, num_groups, out, scales, lows, sums):
         x = lanes.smaller(lanes.larger(lanes.multiply_add(first, by, up), low), high)
         y = lanes.smaller(lanes.larger(lanes.multiply_add(second, by, up), low), high)
         to = out + group * GROUP
-        summed = lanes.store_uint8(to, x) + lanes.store_uint8(to + VECTOR, y)
+        x, y = lanes.store_uint8(to, x), lanes.store_uint8(to + VECTOR, y)
         scale = (most - least) / _STEPS
         scales[group] = scale
         lows[group] = -scale * zero
-        sums[group] = scale * (_float(summed) - _float(GROUP) * zero)
+        sums[group] = scale * (lanes.total(lanes.add(x, y)) - _float(GROUP) * zero)
 
 
 @njit(nogil=True)

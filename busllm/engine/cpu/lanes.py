@@ -8,6 +8,7 @@ Next on the path: `elementwise.py`, `attention.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import llvmlite.ir as ir
@@ -134,18 +135,23 @@ def keep_between(b, x, low, high):
 @from_llvm(_float, float32x16)
 def largest(b, x):
     """The largest lane."""
-    return v.call(b, "llvm.vector.reduce.fmax.v16f32", v.FLOAT, x)
+    return _halved(b, x, lambda p, q: b.select(b.fcmp_ordered(">", p, q), p, q))
 
 
 @from_llvm(_float, float32x16)
 def smallest(b, x):
     """The smallest lane."""
-    return v.call(b, "llvm.vector.reduce.fmin.v16f32", v.FLOAT, x)
+    return _halved(b, x, lambda p, q: b.select(b.fcmp_ordered("<", p, q), p, q))
 
 
 @from_llvm(_float, float32x16)
 def total(b, x):
-    """The sum of the lanes: halves are added until one number is left."""
+    """The sum of the lanes."""
+    return _halved(b, x, b.fadd)
+
+
+def _halved(b: Any, x: Any, combine: Callable[[Any, Any], Any]) -> Any:
+    """Combines the two halves until one number is left."""
     size = v.LANES
     while size > 1:
         size //= 2
@@ -155,7 +161,7 @@ def total(b, x):
             )
             for half in (range(size), range(size, 2 * size))
         )
-        x = b.fadd(first, second)
+        x = combine(first, second)
     return b.extract_element(x, ir.Constant(v.INT32, 0))
 
 
@@ -168,25 +174,25 @@ def store_bfloat16(b, address, x):
     return b.bitcast(wide, v.FLOATS)
 
 
-@from_llvm(_int32, _address, float32x16)
+@from_llvm(float32x16, _address, float32x16)
 def store_int16(b, address, x):
-    """Rounds to the nearest int16 (ties to even), writes 32 bytes; returns their sum. |x| must be below 32768."""
-    whole = b.fptosi(v.call(b, "llvm.rint.v16f32", v.FLOATS, x), v.INTS)
-    v.store(b, b.trunc(whole, v.SHORTS), address, 2)
-    return v.call(b, "llvm.vector.reduce.add.v16i32", v.INT32, whole)
+    """Rounds to the nearest int16 (ties to even), writes 32 bytes; returns the integers. |x| must be below 32768."""
+    whole = v.call(b, "llvm.rint.v16f32", v.FLOATS, x)
+    v.store(b, b.trunc(b.fptosi(whole, v.INTS), v.SHORTS), address, 2)
+    return whole
 
 
-@from_llvm(_int32, _address, float32x16)
+@from_llvm(float32x16, _address, float32x16)
 def store_uint8(b, address, x):
-    """Rounds to the nearest uint8 (ties to even), writes 16 bytes; returns their sum. x must be in 0 … 255.
+    """Rounds to the nearest uint8 (ties to even), writes 16 bytes; returns the integers. x must be in 0 … 255.
 
     Each 8 are written in the order 0, 4, 1, 5, 2, 6, 3, 7, in which int4 weights are unpacked (see `tiles.py`).
     """
-    whole = b.fptosi(v.call(b, "llvm.rint.v16f32", v.FLOATS, x), v.INTS)
+    whole = v.call(b, "llvm.rint.v16f32", v.FLOATS, x)
     order = [first + place for first in (0, 8) for place in (0, 4, 1, 5, 2, 6, 3, 7)]
-    small = b.trunc(whole, v.BYTES)
+    small = b.trunc(b.fptosi(whole, v.INTS), v.BYTES)
     v.store(b, b.shuffle_vector(small, ir.Constant(v.BYTES, ir.Undefined), ir.Constant(v.INTS, order)), address, 1)
-    return v.call(b, "llvm.vector.reduce.add.v16i32", v.INT32, whole)
+    return whole
 
 
 @from_llvm(types.void, _address, _address, types.int64)
