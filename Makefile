@@ -8,6 +8,7 @@ TOPOLOGY ?=
 BIN := .venv/bin
 RUNTIME := .venv/.runtime-installed
 DEVELOPMENT := .venv/.development-installed
+CUDA := .venv/.cuda-installed
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 SOURCES := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 # Editable by path: a script in the folder that holds the clone finds the package and not the folder of that name.
@@ -35,6 +36,7 @@ test-all: $(DEVELOPMENT) model  ## both in one run, with one summary
 	$(BIN)/python -m pytest
 
 gpu-check: $(if $(GPU_PYTHON),,$(DEVELOPMENT))  ## tests and throughput on a CUDA device (GPU_PYTHON=python: an environment as it is)
+	$(if $(GPU_PYTHON),,@$(BIN)/python -m tests.gpu.check --device && $(MAKE) --no-print-directory $(CUDA))
 	$(or $(GPU_PYTHON),$(BIN)/python) -m tests.gpu.check
 
 check: $(DEVELOPMENT)  ## format, lint, types, import floors
@@ -67,3 +69,7 @@ $(RUNTIME): $(SOURCES) | .venv
 $(DEVELOPMENT): $(SOURCES) $(RUNTIME)
 	$(INSTALL) --editable '.[dev]' $(patsubst %,--editable ./%,$(PLUGINS))
 	@touch $@ $(RUNTIME)
+
+$(CUDA): $(DEVELOPMENT)
+	$(INSTALL) --editable '.[cuda]'
+	@touch $@

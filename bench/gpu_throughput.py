@@ -9,6 +9,7 @@ Does not know: HTTP, the bus, text. `busllm bench` measures a running server.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from busllm.engine.config import EngineConfig
 from busllm.engine.cuda_graph import CudaGraphRecorder
 from busllm.engine.engine import Engine
 from busllm.engine.memory_profile import kv_bytes_of_share
+from busllm.errors import MissingPackage
 from busllm.sampling import SamplingParams
 from busllm.testing.engine_driver import sequence_request
 from busllm.testing.random_runner import QWEN3_0_6B, RandomWeights, random_runner
@@ -121,19 +123,28 @@ def print_table(results: list[Measured]) -> None:
         print(f"{one.way.name:26} {one.start_s:8.1f} {one.run_s:8.1f} {one.steps:7} {rate:13,.0f} {all_rate:10,.0f}")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Measures every way and prints the table."""
+def main(arguments: list[str] | None = None) -> int:
+    """Measures every way and prints the table; the exit status is 2 when there is nothing to measure it on."""
     parser = argparse.ArgumentParser(description="Offline throughput with random weights on a CUDA device.")
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--temperature", type=float, default=0.6)
     chosen = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        print(f"torch {torch.__version__} finds no CUDA device; nothing is measured.", file=sys.stderr)
+        return 2
+    try:
+        attention_factory("flashinfer")
+    except MissingPackage as error:
+        print(error, file=sys.stderr)
+        return 2
     print(
         f"{torch.cuda.get_device_name()}, Qwen3-0.6B shape, bfloat16, {chosen.sequences} sequences, "
         f"prompts and answers of {SHORTEST} to {LONGEST} tokens, temperature {chosen.temperature}"
     )
     print_table([measure(way, chosen.sequences, chosen.seed, chosen.temperature) for way in WAYS])
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

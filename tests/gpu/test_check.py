@@ -7,6 +7,9 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 
+import pytest
+import torch
+
 from tests.gpu.check import PACKAGES
 
 IMPORTS = """
@@ -68,3 +71,20 @@ def test_it_uses_no_package_that_it_does_not_name() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["tests.gpu.check"], ["What needs one is skipped.", "there is no CUDA device"]),
+        (["tests.gpu.check", "--device"], ["What needs one is skipped."]),
+        (["bench.gpu_throughput"], ["finds no CUDA device; nothing is measured."]),
+    ],
+)
+def test_without_a_device_it_says_so_and_ends_with_2(command: list[str], words: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert all(word in done.stdout + done.stderr for word in words)
+    assert "Traceback" not in done.stderr
+    assert "flashinfer" not in done.stdout, "nobody needs to install it here"
