@@ -8,7 +8,7 @@ Next on the path: `engine/model_runner.py`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -34,6 +34,7 @@ from busllm.model_store.resolve import resolve
 from busllm.model_store.weights import iter_tensors, most_common_format
 from busllm.telemetry.logging import get_logger
 
+Progress = Callable[[str], None]
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -65,6 +66,7 @@ def load_runner(
     config: LoadConfig | None = None,
     group: Group | None = None,
     grammars: GrammarCompiler | None = None,
+    progress: Progress | None = None,
 ) -> ModelRunner:
     """Loads a model, or one rank's part of it.
 
@@ -73,6 +75,7 @@ def load_runner(
         config: how; None = every default.
         group: the ranks that the model is split among; need not be connected yet. None = it is not split.
         grammars: of the model; None = no request will have one.
+        progress: told what takes long.
 
     Raises:
         ModelError: the files are missing or damaged, the architecture is not supported, tensors are missing, unknown
@@ -85,13 +88,16 @@ def load_runner(
     files = resolve(source) if isinstance(source, str) else source
     device = choose_device(config.device)
     foreseen = foresee(files, _wish(files, config, device, group))
-    runner = _runner(files, foreseen, config, device, group, grammars)
+    if foreseen.shape is not None and foreseen.forward is ForwardPass.COMPILED:
+        runner = _compiled_runner(files, foreseen.shape, config.quantization, grammars, progress)
+    else:
+        runner = _torch_runner(files, foreseen, config, device, group, grammars)
     log = get_logger("busllm.engine").bind(model=runner.model.name, attention=runner.model.attention)
     log.info("loaded", device=str(device), not_compiled_because=foreseen.why_not_compiled)
     return runner
 
 
-def _runner(
+def _torch_runner(
     files: ModelFiles,
     foreseen: Foreseen,
     config: LoadConfig,
@@ -100,8 +106,6 @@ def _runner(
     grammars: GrammarCompiler | None,
 ) -> ModelRunner:
     shape = foreseen.shape
-    if shape is not None and foreseen.forward is ForwardPass.COMPILED:
-        return _compiled_runner(files, shape, config.quantization, grammars)
     factory = attention_factory(config.attention)
     dtype = _choose_dtype(config.dtype, device)
     decoder: CausalModel
@@ -139,7 +143,7 @@ def prepare_model(files: ModelFiles) -> bool:
     wish = _wish(files, LoadConfig(), choose_device(AUTO), None)
     if shape is None or choose_forward(wish, shape) is ForwardPass.TORCH:
         return False
-    _compiled_runner(files, shape, "auto", None).close()
+    _compiled_runner(files, shape, "auto", None, None).close()
     return True
 
 
@@ -157,12 +161,20 @@ def _ignored(shape: ModelConfig) -> tuple[str, ...]:
 
 
 def _compiled_runner(
-    files: ModelFiles, shape: ModelConfig, quantization: Quantization, grammars: GrammarCompiler | None
+    files: ModelFiles,
+    shape: ModelConfig,
+    quantization: Quantization,
+    grammars: GrammarCompiler | None,
+    progress: Progress | None,
 ) -> ModelRunner:
     # The compiler takes half a second to import, and where kernels are kept must be known before they are.
-    from busllm.engine.cpu.kernels import prepare_kernels
+    from busllm.engine.cpu.kernels import are_compiled, prepare_kernels
 
-    prepare_kernels()
+    folder = prepare_kernels()
+    if not are_compiled(folder):
+        get_logger("busllm.engine").info("compiling_kernels", folder=str(folder), why="once per CPU and version")
+        if progress is not None:
+            progress("compiling kernels, once for this CPU and version")
     from busllm.engine.cpu.cpu_attention import CpuAttention
     from busllm.engine.cpu.load import Checkpoint, load_decoder
 

@@ -120,13 +120,15 @@ class StageBuilder:
                 assert_never(stage.kind)
 
     def _scheduler(self, stage: StageId) -> Behaviour:
+        from busllm.stages.load_progress import LoadProgress
         from busllm.stages.scheduler.build_engine import build_engine
         from busllm.stages.scheduler.stage import SchedulerStage
 
         config, number = self._topology.scheduler, device_number(self._topology, stage)
         make = partial(build_engine, self._files, self._topology.model, config, device_number=number)
         if config.tensor_parallel == 1:
-            return SchedulerStage(make)
+            progress = LoadProgress()
+            return SchedulerStage(partial(make, progress=progress), progress)
         from busllm.stages.scheduler.build_leader import Leading
         from busllm.stages.scheduler.leading_stage import LeadingSchedulerStage
         from busllm.stages.scheduler.rank_leader import RankLeader

@@ -7,6 +7,8 @@ Next on the path: `engine/loader.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from busllm.engine.openmp import calm_openmp
 from busllm.engine.parallel.group import Group
 from busllm.engine.runner import Runner
@@ -38,6 +40,7 @@ def model_runner(
     *,
     group: Group | None = None,
     grammars: GrammarCompiler | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Runner:
     """Loads the model, or a rank's part of it.
 
@@ -45,6 +48,7 @@ def model_runner(
         device: from `choose_device`.
         group: the ranks that the model is split among; None = it is not.
         grammars: of the model; None = it will not sample.
+        progress: told what takes long.
 
     Raises:
         ModelError: it cannot be served.
@@ -59,7 +63,7 @@ def model_runner(
         quantization=model.quantization,
         page_tokens=None if scheduler.page_tokens == "auto" else scheduler.page_tokens,
     )
-    return load_runner(files, config, group, grammars)
+    return load_runner(files, config, group, grammars, progress)
 
 
 def choose_device(scheduler: SchedulerConfig, number: int) -> str:

@@ -66,6 +66,11 @@ def prepare_kernels(cache_dir: Path | None = None) -> Path:
     return folder
 
 
+def are_compiled(folder: Path) -> bool:
+    """Whether kernels have been compiled into a folder; the first use of an empty one takes a while."""
+    return any(folder.rglob("*.nbi"))  # numba's indexes
+
+
 def remove_unused(folder: Path) -> None:
     """Removes kernels of other versions for the same CPU, but for the last ones used and those used today.
 

@@ -7,6 +7,7 @@ Next on the path: `engine/engine.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -34,12 +35,14 @@ def build_engine(
     *,
     device_number: int = 0,
     leading: Leading | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Engine:
     """Loads the model and makes its engine.
 
     Args:
         device_number: of the scheduler among those of its host.
         leading: of rank 0, when there are others.
+        progress: told what takes long.
 
     Raises:
         ModelError: the model cannot be served.
@@ -52,7 +55,8 @@ def build_engine(
     elif files.is_null:
         runner = null_runner(model, grammars)
     else:
-        runner = model_runner(files, model, scheduler, choose_device(scheduler, device_number), grammars=grammars)
+        device = choose_device(scheduler, device_number)
+        runner = model_runner(files, model, scheduler, device, grammars=grammars, progress=progress)
     page_tokens = AUTO_PAGE_TOKENS if scheduler.page_tokens == "auto" else scheduler.page_tokens
     max_context_tokens = min(
         model.max_context_tokens or runner.model.max_context_tokens, runner.model.max_context_tokens

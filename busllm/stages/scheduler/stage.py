@@ -28,6 +28,7 @@ from busllm.messages.to_frontend import Taken, failed
 from busllm.messages.to_scheduler import Generate, StopMatched, decoder
 from busllm.requests.orphans import OrphanWatch
 from busllm.requests.tombstones import Tombstones
+from busllm.stages.load_progress import LoadProgress
 from busllm.stages.scheduler.engine_statistics import engine_statistics
 from busllm.stages.scheduler.engine_thread import Crashed, EngineOutput, EngineThread, Refused
 from busllm.stages.scheduler.held_sequence import HeldSequence
@@ -43,7 +44,14 @@ class SchedulerStage:
     kind = "scheduler"
     is_unique = True
 
-    def __init__(self, make_engine: Callable[[], Engine]) -> None:
+    def __init__(self, make_engine: Callable[[], Engine], progress: LoadProgress | None = None) -> None:
+        """Makes a stage that has not started.
+
+        Args:
+            make_engine: called in the engine's thread.
+            progress: what it tells about its loading.
+        """
+        self._progress = progress or LoadProgress()
         self._engine = EngineThread(make_engine)
         self._table = HeldTable()
         self._tombstones = Tombstones()
@@ -58,6 +66,7 @@ class SchedulerStage:
         self._orphans = OrphanWatch(actor, self._table.by_owner, self._drop)
         self._outbound = Outbound(actor, self._table)
         actor.report_progress("loading the model")
+        self._progress.attach(actor)
         await self._engine.start()
         actor.tasks.start_soon(self._output_loop)
         actor.tasks.start_soon(self._stall_watch)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from busllm.engine.cpu.kernels import prepare_kernels, remove_unused
+from busllm.engine.cpu.kernels import are_compiled, prepare_kernels, remove_unused
 from busllm.engine.cpu.packed_model import PackedModel
 from busllm.engine.models.config import read_config
 from busllm.engine.tensor_reader import TensorAccount
@@ -100,3 +100,10 @@ def test_kernels_of_other_versions_are_removed_when_they_are_many_and_old(tmp_pa
         recent.mkdir()
     remove_unused(folders[0])
     assert len(list(tmp_path.glob("x86-64-?"))) == 6
+
+
+def test_a_folder_without_indexes_holds_no_kernels_yet(tmp_path: Path) -> None:
+    assert not are_compiled(tmp_path)
+    (tmp_path / "cpu_0").mkdir()
+    (tmp_path / "cpu_0" / "step.logits-1.py311.nbi").touch()
+    assert are_compiled(tmp_path)
