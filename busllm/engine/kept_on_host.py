@@ -86,6 +86,8 @@ def _reach(weights: Weights, top_p: float) -> tuple[int, float]:
     np.maximum(buckets, 0, out=buckets)
     sums = np.bincount(buckets, weights=likely, minlength=_NUM_BUCKETS)
     reached = sums[::-1].cumsum()  # from the bucket of the largest downwards
+    if reached[-1] < wanted:  # other orders of summing round differently, and the share may be next to 1
+        return likely.size, float(likely.min())
     place = _first_at_least(reached, wanted)
     bucket = sums.size - 1 - place
     above = reached[place - 1] if place else 0.0

@@ -151,3 +151,17 @@ def test_the_largest_uniform_number_draws_a_kept_token() -> None:
     rows = [one_row(top_k=7, u=1 - 2.0**-53)] * 64
     for token_id, row in zip(draw_rows(logits, rows), logits, strict=True):
         assert token_id in row.topk(7).indices.tolist()
+
+
+@pytest.mark.parametrize("vocab_size", [3, 277, 5000, 49152])
+@pytest.mark.parametrize("below_one", [2.0**-53, 1e-15])
+@pytest.mark.parametrize("top_k", [10**9, 2500])
+def test_a_share_next_to_one_keeps_all_that_can_be_drawn(vocab_size: int, below_one: float, top_k: int) -> None:
+    """Sums in another order differ by roundings: the wanted share may be more than all buckets reach."""
+    generator = torch.Generator().manual_seed(vocab_size)
+    for spread in (1.0, 3.0, 6.0):
+        logits = torch.randn(6, vocab_size, generator=generator) * spread
+        filters = {"top_p": 1 - below_one, "top_k": top_k, "min_p": 1e-300}
+        rows = [one_row(**filters, u=u) for u in np.linspace(0.1, 0.9, len(logits))]  # type: ignore[arg-type]
+        without = [one_row(top_k=top_k, u=row[-1]) for row in rows]
+        assert draw_rows(logits, rows) == draw_rows(logits, without)
