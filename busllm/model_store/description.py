@@ -81,12 +81,16 @@ def _described(files: ModelFiles, digest: Callable[[ModelFiles], str]) -> ModelD
         raise ModelError(f"The model {files.name!r} has no config.json.")
     config = text_config(read_json(files.config))
     refuse_other_kinds(config)
-    generation = read_json(files.generation_config) if files.generation_config else {}
+    vocab_size = _positive(config, ("vocab_size",), files.config)
+    eos_token_ids = _token_ids(config, "eos_token_id", vocab_size, files.config)
+    if files.generation_config is not None:
+        generation = read_json(files.generation_config)
+        eos_token_ids = _token_ids(generation, "eos_token_id", vocab_size, files.generation_config) + eos_token_ids
     return ModelDescription(
         name=files.name,
         max_context_tokens=_max_context_tokens(config, files.config),
-        vocab_size=_positive(config, ("vocab_size",), files.config),
-        eos_token_ids=_token_ids(generation.get("eos_token_id"), config.get("eos_token_id")),
+        vocab_size=vocab_size,
+        eos_token_ids=tuple(dict.fromkeys(eos_token_ids)),
         has_chat_template=_has_chat_template(files),
         fingerprint=digest(files),
     )
@@ -141,12 +145,18 @@ def _positive(config: dict[str, Any], keys: tuple[str, ...], path: Path) -> int:
     raise ModelError(f"{path} does not say {' or '.join(keys)}.")
 
 
-def _token_ids(*values: Any) -> tuple[int, ...]:
-    """All ids of several entries, each one id, a list or absent; in order, without repeats."""
-    ids: list[int] = []
-    for value in values:
-        ids += value if isinstance(value, list) else [] if value is None else [value]
-    return tuple(dict.fromkeys(ids))
+def _token_ids(settings: dict[str, Any], key: str, vocab_size: int, path: Path) -> tuple[int, ...]:
+    """The ids of an entry that is one id, a list of them or absent.
+
+    Raises:
+        ModelError: an entry that is no token of the model; a step that gives it a meaning would fail.
+    """
+    value = settings.get(key)
+    token_ids = value if isinstance(value, list) else [] if value is None else [value]
+    for token_id in token_ids:
+        if type(token_id) is not int or not 0 <= token_id < vocab_size:  # `true` is an int to isinstance
+            raise ModelError(f"{path} has {token_id!r} in {key}; the model's tokens are 0 to {vocab_size - 1}.")
+    return tuple(token_ids)
 
 
 def _has_chat_template(files: ModelFiles) -> bool:

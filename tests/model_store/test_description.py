@@ -71,6 +71,23 @@ def test_all_end_of_turn_tokens_of_both_files_count_once(tmp_path: Path):
     assert describe(_files(tmp_path, CONFIG)).eos_token_ids == (2,)
 
 
+@pytest.mark.parametrize("token_ids", [[3, 10], 10, -1, "5", 5.5, [3, None], True, [[3]], {"id": 3}])
+@pytest.mark.parametrize("name", ["config", "generation_config"])
+def test_an_end_of_turn_that_is_no_token_of_the_model_is_refused_by_file_and_key(
+    tmp_path: Path, name: str, token_ids: object
+) -> None:
+    entry = {"eos_token_id": token_ids}
+    config = CONFIG | entry if name == "config" else CONFIG
+    files = _files(tmp_path, config, **({"generation_config": entry} if name == "generation_config" else {}))
+    with pytest.raises(ModelError, match=rf"/{name}\.json has .* in eos_token_id; the model's tokens are 0 to 9\.$"):
+        describe(files)
+
+
+@pytest.mark.parametrize("token_ids", [None, []])
+def test_a_model_may_have_no_end_of_turn(tmp_path: Path, token_ids: object) -> None:
+    assert describe(_files(tmp_path, CONFIG | {"eos_token_id": token_ids})).eos_token_ids == ()
+
+
 def test_a_chat_template_may_stand_in_the_tokenizer_configuration(tmp_path: Path):
     assert not describe(_files(tmp_path, CONFIG, tokenizer_config={})).has_chat_template
     assert describe(_files(tmp_path, CONFIG, tokenizer_config={"chat_template": "x"})).has_chat_template
