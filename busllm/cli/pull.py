@@ -20,9 +20,11 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from busllm.cli.start_checks import check_model
 from busllm.engine.openmp import calm_openmp
 from busllm.model_store.files import ModelFiles
 from busllm.model_store.pull import pull
+from busllm.topology.config import ModelConfig, Topology
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,8 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Fetches a model into the cache, with a progress bar on stderr, prepares it, and prints where it is."""
+    """Fetches a model into the cache, with a progress bar on stderr, prepares it, and prints where it is.
+
+    A model that is here and cannot be served ends it with status 2 and the reason.
+    """
     files = fetch(arguments.model)
+    check_model(Topology(model=ModelConfig(source=arguments.model)), files, computes_here=False)
     prepare(files)
     place = files.gguf or files.directory or "nothing to fetch"
     Console(stderr=True).print(f"{files.name}: {place}", markup=False, highlight=False, soft_wrap=True)

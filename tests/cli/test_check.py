@@ -95,7 +95,7 @@ def test_what_a_model_inside_transformers_cannot_do_is_said_in_the_words_of_the_
 def test_a_model_without_positions_is_refused_for_that_reason(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny: Path
 ) -> None:
-    sizes = {"hidden_size": 32, "n_head": 2, "n_layer": 1, "vocab_size": 256, "seq_length": 512}
+    sizes = {"hidden_size": 32, "n_head": 2, "n_layer": 1, "vocab_size": 512, "seq_length": 512}
     (tiny / "config.json").write_text(
         json.dumps({"architectures": ["BloomForCausalLM"], "model_type": "bloom", **sizes})
     )
@@ -125,3 +125,9 @@ def test_a_model_is_named_as_it_will_be_served(capsys: pytest.CaptureFixture[str
     assert f"model      model, {tiny}" in check(capsys, tmp_path, f"model.source = '{tiny}'")[1]
     named = check(capsys, tmp_path, f"model.source = '{tiny}'\nmodel.name = 'mine'")[1]
     assert f"model      mine, {tiny}" in named
+
+
+def test_pulling_a_model_that_cannot_be_served_says_so(capsys: pytest.CaptureFixture[str], tiny: Path) -> None:
+    become(tiny, architectures=["BertForMaskedLM"])
+    assert main(["pull", str(tiny)]) == 2
+    assert "it fills gaps in a text" in capsys.readouterr().err

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Generic, NoReturn, TypeVar
 
 import msgspec
@@ -26,6 +27,17 @@ _UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", r
 _MISSING_FIELD = re.compile(r"^Object missing required field `(?P<name>.*)`$", re.DOTALL)
 _LAST_INDEX = re.compile(r"(\[[^\]]*\])+$")
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_GENERATES = "structured_outputs"  # a field that only the generating endpoints have
+# Names that other servers' generating endpoints have, and how the same is asked for here.
+_ELSEWHERE: Mapping[str, str] = MappingProxyType(
+    {
+        "guided_json": '"structured_outputs": {"json": …}',
+        "guided_regex": '"structured_outputs": {"regex": …}',
+        "guided_choice": '"structured_outputs": {"choice": …}',
+        "guided_grammar": '"structured_outputs": {"grammar": …}',
+        "prompt_logprobs": '"echo": true with "logprobs", at /v1/completions',
+    }
+)
 _JSON_WORDS = {
     "int": "an integer",
     "float": "a number",
@@ -82,14 +94,20 @@ class BodyDecoder(Generic[B]):
         text, path = (place["text"], place["path"]) if place else (message, "")
         if unknown := _UNKNOWN_FIELD.match(text):
             name = ".".join(part for part in (path, unknown["name"]) if part)[:100]
-            near = difflib.get_close_matches(unknown["name"][:100], self._fields, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near and not path else ""
-            raise InvalidRequest(f"Unknown field {name!r}.{hint}", param=name) from cause
+            raise InvalidRequest(f"Unknown field {name!r}.{self._hint(name, path)}", param=name) from cause
         if missing := _MISSING_FIELD.match(text):
             name = ".".join(part for part in (path, missing["name"]) if part)
             raise InvalidRequest(f"{name} is missing.", param=name) from cause
         where = path or "The body"
         raise InvalidRequest(f"{where}: {_plain(text)}", param=_LAST_INDEX.sub("", path) or None) from cause
+
+    def _hint(self, name: str, path: str) -> str:
+        if path:
+            return ""
+        if name in _ELSEWHERE and _GENERATES in self._fields:
+            return f" Here it is {_ELSEWHERE[name]}."
+        near = difflib.get_close_matches(name, self._fields, n=1)
+        return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def _plain(text: str) -> str:
