@@ -146,13 +146,15 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do: compute, collect, or hand out what is ready."""
-        if self._outbox or self._pipeline.num_launched or self._grammar_wait:
-            return True
-        return not (self._is_stalled or self._planner.is_idle)
+        return bool(self._grammar_wait) or self._can_advance
+
+    @property
+    def _can_advance(self) -> bool:
+        return bool(self._outbox or self._pipeline.num_launched) or not (self._is_stalled or self._planner.is_idle)
 
     def step(self) -> StepOutput:
         """One turn: launches as many steps as the runner's depth allows, collects the oldest."""
-        for seq, error in self._grammar_wait.take_ready():
+        for seq, error in self._grammar_wait.take_ready(may_wait=not self._can_advance):
             self._is_stalled = False
             if error is None:
                 self._planner.hold(seq, self._is_held(seq))
@@ -216,8 +218,7 @@ class Engine:
     def _take(self, request: SequenceRequest) -> None:
         self._is_stalled = False
         self._num_submitted += 1
-        eos_token_ids = self._runner.model.eos_token_ids
-        seq = LiveSequence(request, self._num_submitted, eos_token_ids, self._max_context_tokens)
+        seq = LiveSequence(request, self._num_submitted, self._runner.model.eos_token_ids, self._max_context_tokens)
         if request.attempt > 1:
             self._outbox.take_back(seq)  # an earlier attempt may have ended at once, unheard
         self._outbox.event(seq, "queued", at_s=request.taken_at_s, prompt_tokens=seq.num_prompt_tokens)
@@ -278,8 +279,7 @@ class Engine:
         self._planner.settle(seq)
 
     def _take_values(self, landed: LandedRow) -> None:
-        seq, row = landed.seq, landed.row
-        first = seq.num_output_tokens
+        seq, row, first = landed.seq, landed.row, landed.seq.num_output_tokens
         if landed.error is not None:
             self._fail(seq, landed.error)
             return

@@ -1,6 +1,7 @@
-"""Sequences whose grammar is being compiled, in a thread of its own: a step never waits long for one.
+"""Sequences whose grammar is being compiled, in a thread of its own: a step that has other work waits for none.
 
-Owns: which sequences wait, and the thread.
+Owns: which sequences wait, and the thread. What it compiles stays with the sequence, so the runner finds it as often as
+the sequence takes a slot.
 Does not know: the queue (the engine holds such a sequence there), what a grammar is.
 Next on the path: `busllm/grammar/compiler.py`; the runner finds the compiled grammar there.
 """
@@ -13,10 +14,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from busllm.engine.live_sequence import LiveSequence
 from busllm.engine.sequence import SequenceRequest
 from busllm.errors import BusllmError, InvalidRequest
-from busllm.grammar.compiler import GrammarCompiler
+from busllm.grammar.compiler import CompiledGrammar, GrammarCompiler
 
 LOOK_S = 0.002
-"""How long a step may wait: most grammars take less, and the sequence does not miss the step."""
+"""How long a turn without other work waits before it gives its caller a chance to bring some."""
 
 
 class GrammarWait:
@@ -28,7 +29,7 @@ class GrammarWait:
 
     def __init__(self, compiler: GrammarCompiler | None) -> None:
         self._compiler = compiler
-        self._waiting: dict[LiveSequence, Future[object]] = {}
+        self._waiting: dict[LiveSequence, Future[CompiledGrammar]] = {}
         # Whose compilation is over, as the thread tells: a step looks at these alone, however many wait.
         self._done: queue.SimpleQueue[LiveSequence] = queue.SimpleQueue()
         self._thread: ThreadPoolExecutor | None = None
@@ -50,19 +51,26 @@ class GrammarWait:
             raise InvalidRequest(f"{grammar.param} is not supported by this model.", param=grammar.param)
 
     def begin(self, seq: LiveSequence) -> None:
-        """Begins to compile the grammar of a sequence; one without a grammar does not wait."""
+        """Begins to compile the grammar of a sequence, unless it is there; one without a grammar does not wait."""
         grammar = seq.request.params.grammar
         if grammar is None or self._compiler is None:
             return
+        seq.grammar = self._compiler.found(grammar)
+        if seq.grammar is not None:
+            return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
-        future = self._waiting[seq] = self._thread.submit(self._compiler.matcher, grammar)
+        future = self._waiting[seq] = self._thread.submit(self._compiler.compiled, grammar)
         future.add_done_callback(lambda _: self._done.put(seq))
 
-    def take_ready(self) -> list[tuple[LiveSequence, BusllmError | None]]:
-        """Sequences that wait no longer, each with the error of its grammar, if it has one."""
+    def take_ready(self, *, may_wait: bool = False) -> list[tuple[LiveSequence, BusllmError | None]]:
+        """Sequences that wait no longer, each with the error of its grammar, if it has one.
+
+        Args:
+            may_wait: there is nothing else to do: without a grammar that is ready, wait a moment for one.
+        """
         ready = []
-        may_wait = bool(self._waiting)
+        may_wait = may_wait and bool(self._waiting)
         while may_wait or not self._done.empty():
             try:
                 seq = self._done.get(timeout=LOOK_S) if may_wait else self._done.get_nowait()
@@ -71,7 +79,7 @@ class GrammarWait:
             may_wait = False
             future = self._waiting.pop(seq, None)  # None: it has ended meanwhile
             if future is not None:
-                ready.append((seq, _error_of(future)))
+                ready.append((seq, _keep(seq, future)))
         return ready
 
     def discard(self, seq: LiveSequence) -> None:
@@ -86,9 +94,10 @@ class GrammarWait:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _error_of(future: Future[object]) -> BusllmError | None:
+def _keep(seq: LiveSequence, future: Future[CompiledGrammar]) -> BusllmError | None:
+    """Gives the sequence its grammar; else why there is none."""
     try:
-        future.result()
+        seq.grammar = future.result()
     except BusllmError as error:
         return error
     return None

@@ -15,6 +15,7 @@ import numpy as np
 from busllm.engine.radix import BYTES_PER_TOKEN, Node
 from busllm.engine.sequence import FinishReason, SequenceRequest, SequenceState
 from busllm.errors import EngineError
+from busllm.grammar.compiler import CompiledGrammar
 from busllm.plan import PlanRow, PromptLogprobs, SampledRow, TokenLogprobs
 
 Key = tuple[str, int]
@@ -46,6 +47,7 @@ class LiveSequence:
         node: deepest tree node that it has locked.
         num_entered: depth of `node`: pages of `table` that are done and known to the tree.
         duplicates: pages of its table whose content the tree holds in another page.
+        grammar: its compiled grammar, once it is there; held here so that nobody compiles it again while it lives.
         held: stays out of steps (back-pressure).
         retracting: gives its pages back as soon as no launched step uses them.
         prefix_wait_until: step at which it stops waiting for another's prefix; None = has not waited yet.
@@ -74,6 +76,7 @@ class LiveSequence:
         self.scores_prompt = params.prompt_logprobs is not None and not len(request.output_ids)
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         self.num_inherited_tokens = len(request.output_ids)
+        self.grammar: CompiledGrammar | None = None
         self.was_admitted = False
         self.ended = False
         self.held = False

@@ -7,6 +7,7 @@ Next on the path: `engine/engine.py`, which collects the result.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +27,7 @@ from busllm.engine.runner import ModelInfo
 from busllm.engine.sampler import Sampled
 from busllm.engine.slot_states import SlotShape, SlotStates
 from busllm.engine.staging import to_device
+from busllm.engine.step_masks import Masks, StepMasks
 from busllm.errors import EngineError
 from busllm.grammar.compiler import GrammarCompiler
 from busllm.plan import PlanRow, PromptLogprobs, StepPlan, StepResult
@@ -40,6 +42,7 @@ class _Allocated:
     forward: Forward
     tables: SlotPages
     slots: SlotStates
+    masks: StepMasks | None  # None = another rank chooses the tokens
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,7 @@ class ModelRunner:
                 page_tokens=page_tokens,
             ),
             slots=slots,
+            masks=StepMasks(slots, in_thread=self.depth == 0) if self._group.shard.is_first else None,
         )
 
     @torch.inference_mode()
@@ -155,13 +159,17 @@ class ModelRunner:
         if plan.rows:
             batch = make_batch(plan, memory.tables)
             self._check_inputs(plan.rows, memory)
+            masks = self._begin_masks(sampling, memory)
             states = memory.forward.hidden_states(plan.rows, batch)
             prompts = [self._prompt_logprobs(plan.rows[i], i, batch, states, memory) for i in plan.prompt_logprob_rows]
             if sampling:
-                sampled = self._sample(plan.number, sampling, batch, states, memory)
+                sampled = self._sample(plan.number, sampling, batch, states, masks, memory)
+        mark, slots = StepMark(self._device), tuple(row.slot for _, row in sampling)
+        if sampled is not None and memory.masks is not None:
+            memory.masks.chose(slots, sampled.token_ids, mark)
         self._launched[plan.number] = _PendingStep(
-            mark=StepMark(self._device),
-            slots=tuple(row.slot for _, row in sampling),
+            mark=mark,
+            slots=slots,
             sampled=sampled,
             prompts=tuple(prompt for prompt in prompts if prompt is not None),
         )
@@ -186,6 +194,8 @@ class ModelRunner:
 
     def close(self) -> None:
         """Gives the KV cache back."""
+        if self._allocated is not None and self._allocated.masks is not None:
+            self._allocated.masks.close()
         self._allocated = None
         self._launched.clear()
 
@@ -230,31 +240,30 @@ class ModelRunner:
                 f"slot {row.slot} shall read what it sampled as (step, position) {wanted}, but its last is {last}"
             )
 
+    def _begin_masks(self, sampling: list[tuple[int, PlanRow]], memory: _Allocated) -> Callable[[], Masks]:
+        if memory.masks is None:
+            return dict
+        return memory.masks.begin([(row.slot, row.start + row.num_tokens) for _, row in sampling])
+
     def _sample(
         self,
         number: int,
         sampling: list[tuple[int, PlanRow]],
         batch: RaggedBatch,
         states: torch.Tensor,
+        masks: Callable[[], Masks],
         memory: _Allocated,
     ) -> Sampled:
         rows = np.array([index for index, _ in sampling])
         slots, positions = batch.slots[rows], batch.kv_lengths[rows].astype(np.int64)  # the new token follows its row
         last_hidden = states[self._to_device(batch.cu_seqlens[rows + 1].astype(np.int64) - 1)]
         logits = self._decoder.logits(last_hidden)
-        sampled = sample_together(logits, slots, positions, memory.slots, self._group)
-        self._remember(number, slots, positions, sampled.token_ids, memory)
-        logprobs = None if sampled.logprobs is None else sampled.logprobs.to_host()
-        return replace(sampled, token_ids=copy_to_host(sampled.token_ids), logprobs=logprobs)
-
-    def _remember(
-        self, number: int, slots: np.ndarray, positions: np.ndarray, token_ids: torch.Tensor, memory: _Allocated
-    ) -> None:
-        kept = np.flatnonzero(positions < memory.slots.shape.max_context_tokens)  # a full context needs no next input
-        where = self._to_device(slots[kept]), self._to_device(positions[kept])
-        memory.slots.tokens[where] = token_ids[self._to_device(kept)]
+        sampled = sample_together(logits, slots, positions, memory.slots, masks, self._group)
+        memory.slots.append(slots, positions, sampled.token_ids)
         for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
             self._last_sampled[slot] = (number, position)
+        logprobs = None if sampled.logprobs is None else sampled.logprobs.to_host()
+        return replace(sampled, token_ids=copy_to_host(sampled.token_ids), logprobs=logprobs)
 
     def _prompt_logprobs(
         self, row: PlanRow, index: int, batch: RaggedBatch, states: torch.Tensor, memory: _Allocated

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from busllm.engine.plan_check import PlanCheck
 from busllm.engine.runner import ModelInfo
 from busllm.engine.slot_grammars import SlotGrammars
-from busllm.errors import EngineError, InvalidRequest
+from busllm.errors import EngineError
 from busllm.grammar.compiler import GrammarCompiler
 from busllm.plan import PlanRow, PromptLogprobs, SampledRow, SlotOpened, StepPlan, StepResult, TokenLogprobs
 from busllm.sampling import SamplingParams, mix64
@@ -85,19 +85,17 @@ class _Slot:
     def __init__(self, opened: SlotOpened, eos_one_in: int | None) -> None:
         self.params = opened.params
         self.prompt = opened.token_ids[: 4 * opened.num_prompt_tokens]
-        self.new_tokens = np.frombuffer(opened.token_ids, dtype="<i4")[opened.num_prompt_tokens :].tolist()
         self.sequence = NullSequence(self.prompt, opened.params, opened.seed, eos_one_in)
 
     def sample(self, slot: int, position: int, grammars: SlotGrammars) -> SampledRow:
         """The token at a position. It depends on the ones before by the grammar alone."""
-        grammar, allowed = self.params.grammar, None
-        if grammar is not None:
-            try:
-                allowed = grammars.allowed(slot, grammar, self.params, self.new_tokens)
-            except InvalidRequest as error:
-                return SampledRow(slot, (NULL_EOS_TOKEN_ID,), failure=error.message)
-        token_id = self.sequence.token(position, allowed)
-        self.new_tokens = [token_id]
+        state = grammars.of(slot)
+        mask = None if state is None else state.mask()
+        if isinstance(mask, str):
+            return SampledRow(slot, (NULL_EOS_TOKEN_ID,), failure=mask)
+        token_id = self.sequence.token(position, mask)
+        if state is not None:
+            state.add(token_id)
         num_top = self.params.logprobs
         return SampledRow(slot, (token_id,), () if num_top is None else (null_logprobs(token_id, num_top),))
 
@@ -204,6 +202,8 @@ class NullRunner:
             self._grammars.close(slot)
         for opened in plan.opened:
             self._slots[opened.slot] = _Slot(opened, self._eos_one_in)
+            output_ids = np.frombuffer(opened.token_ids, dtype="<i4")[opened.num_prompt_tokens :]
+            self._grammars.open(opened.slot, opened.params, output_ids.tolist())
         return StepResult(
             plan.number,
             tuple(self._sample(row) for row in plan.rows if row.samples),

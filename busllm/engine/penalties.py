@@ -30,12 +30,10 @@ def edit_logits(
     Args:
         logits: float32 (num_rows, vocab_size).
         slots: (num_rows,), whose row it is.
-        positions: (num_rows,), of the token to be chosen; all tokens below are in `states.tokens`.
+        positions: (num_rows,), of the token to be chosen; `states` has all tokens below.
         states: of the slots.
     """
-    penalised = np.flatnonzero(
-        (states.repetition[slots] != 1) | (states.frequency[slots] != 0) | (states.presence[slots] != 0)
-    )
+    penalised = np.flatnonzero(states.has_penalty[slots])
     if penalised.size:
         _penalise(logits, penalised, slots[penalised], positions[penalised], states)
     _add_biases(logits, slots, states)
@@ -59,13 +57,7 @@ def _penalise(
 ) -> None:
     """Reads and writes the logits of tokens that were seen, not the whole vocabulary."""
     device = logits.device
-    where = np.arange(int(positions.max()))
-    known = where < positions[:, None]  # (num_penalised, longest)
-    generated = known & (where >= states.num_prompt_tokens[slots][:, None])
-    tokens = states.tokens[to_device(slots, device), : len(where)]
-    # What stands behind a row's tokens becomes its first one, which is written again with the same value.
-    tokens = torch.where(to_device(known, device), tokens, tokens[:, :1])
-    counts = _count(tokens, to_device(generated, device), logits)
+    tokens, counts = states.seen.of(slots, positions)  # a token that stands there twice is written twice, the same
 
     def column(values: npt.NDArray[np.float32]) -> torch.Tensor:
         return to_device(values[slots], device)[:, None]
@@ -77,12 +69,6 @@ def _penalise(
     values -= column(states.frequency) * counts
     values -= column(states.presence) * (counts > 0)
     logits[seen] = values
-
-
-def _count(tokens: torch.Tensor, counted: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """How often each token is counted in its row: float32, of the shape of `tokens`."""
-    totals = logits.new_zeros((tokens.shape[0], logits.shape[1]))
-    return totals.scatter_add_(1, tokens, counted.to(torch.float32)).gather(1, tokens)
 
 
 def _add_biases(logits: torch.Tensor, slots: npt.NDArray[np.int64], states: SlotStates) -> None:

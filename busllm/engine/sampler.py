@@ -9,7 +9,7 @@ Next on the path: `engine/model_runner.py`, which hands the tokens back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +21,7 @@ from busllm.engine.grammar_mask import mask_logits
 from busllm.engine.logprobs import PendingLogprobs, token_logprobs
 from busllm.engine.penalties import IMPOSSIBLE, edit_logits
 from busllm.engine.rng import uniform
+from busllm.engine.slot_grammars import Mask
 from busllm.engine.slot_states import SlotStates
 from busllm.engine.staging import to_device
 from busllm.plan import SampledRow
@@ -61,6 +62,7 @@ def sample(
     slots: npt.NDArray[np.int64],
     positions: npt.NDArray[np.int64],
     states: SlotStates,
+    masks: Callable[[], Mapping[int, Mask]] | None = None,
 ) -> Sampled:
     """Chooses one token per row. Does not write it to `states`.
 
@@ -69,6 +71,8 @@ def sample(
         slots: (num_rows,), whose row it is.
         positions: (num_rows,), of the token to be chosen, counted from the prompt's first token.
         states: of the slots; all tokens below `positions` are there.
+        masks: gives the masks of the rows that have a grammar; asked once, as late as possible. None = they are made
+            here, by grammars that know all tokens.
     """
     # A model whose numbers overflowed goes on with what is left of its row, and stays that row's own trouble.
     logits.nan_to_num_(nan=IMPOSSIBLE, neginf=IMPOSSIBLE)
@@ -77,7 +81,7 @@ def sample(
     with_logprobs = to_device(np.array(logprob_rows, dtype=np.int64), logits.device)
     raw = logits[with_logprobs] if logprob_rows else None  # a copy, before the edits
     edit_logits(logits, slots, positions, states)
-    failures = mask_logits(logits, slots, positions, states)
+    failures = mask_logits(logits, states.grammars.masks(slots.tolist()) if masks is None else masks())
     token_ids = _choose(logits, slots, positions, states)
     logprobs = None
     if raw is not None:

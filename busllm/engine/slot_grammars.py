@@ -1,9 +1,9 @@
 """Where the sequences in the slots are in their grammars.
 
-Owns: one matcher per slot whose request has a grammar, brought up to date with the slot's tokens. It is made when the
-slot's first token is chosen, so only who samples has any; a sequence that comes back, or was sent on, takes its tokens
-again.
-Does not know: logits (`engine/grammar_mask.py`), how a grammar is compiled.
+Owns: one record per slot whose request has a grammar: its matcher, and the tokens that the matcher has not taken yet.
+The matcher is made when the slot's first token is chosen, so only who samples has any; a sequence that comes back, or
+was sent on, takes its tokens again.
+Does not know: logits (`engine/grammar_mask.py`), how a grammar is compiled, who keeps it compiled.
 Next on the path: `busllm/grammar/matcher.py`.
 """
 
@@ -14,59 +14,90 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from busllm.errors import EngineError
+from busllm.errors import EngineError, InvalidRequest
 from busllm.grammar.compiler import GrammarCompiler
 from busllm.grammar.matcher import GrammarMatcher
 from busllm.sampling import Grammar, SamplingParams
 
+Mask = npt.NDArray[np.bool_] | str
+"""Which tokens may come next, bool (num_logits,); or why none can, in words for the client."""
 
-class SlotGrammars:
-    """Matchers by slot.
+
+class GrammarState:
+    """One sequence that has a slot, under its grammar. It outlives the slot while a launched step knows it.
 
     Args:
-        compiler: of the model; None = this runner cannot keep to a grammar, and gets none.
+        compiler: of the model; None = of a runner that does not choose tokens.
+        grammar, params: of the request.
+        output_ids: what the answer has already.
+    """
+
+    def __init__(
+        self, compiler: GrammarCompiler | None, grammar: Grammar, params: SamplingParams, output_ids: Sequence[int]
+    ) -> None:
+        self._compiler = compiler
+        self._grammar = grammar
+        self._params = params
+        self._untaken = list(output_ids)
+        self._matcher: GrammarMatcher | None = None
+        self.num_tokens = len(self._untaken)
+
+    def add(self, token_id: int) -> None:
+        """The answer has one more token."""
+        self._untaken.append(token_id)
+        self.num_tokens += 1
+
+    def mask(self) -> Mask:
+        """Which tokens may come next.
+
+        Raises:
+            EngineError: there is no compiler.
+        """
+        try:
+            matcher = self._matcher = self._matcher or self._make_matcher()
+            if self._untaken:
+                untaken, self._untaken = self._untaken, []
+                matcher.take(untaken)
+            return matcher.allowed(stop_token_ids=self._params.stop_token_ids, ignore_eos=self._params.ignore_eos)
+        except InvalidRequest as error:
+            return error.message
+
+    def _make_matcher(self) -> GrammarMatcher:
+        if self._compiler is None:
+            raise EngineError("a sequence has a grammar, but its runner was made without a compiler")
+        # The engine has had it compiled and holds it: nothing is compiled here.
+        return self._compiler.matcher(self._grammar)
+
+
+class SlotGrammars:
+    """States by slot.
+
+    Args:
+        compiler: of the model; None = this runner chooses no token under a grammar.
     """
 
     def __init__(self, compiler: GrammarCompiler | None) -> None:
         self._compiler = compiler
-        self._matchers: dict[int, GrammarMatcher] = {}
+        self._states: dict[int, GrammarState] = {}
+
+    def open(self, slot: int, params: SamplingParams, output_ids: Sequence[int]) -> None:
+        """A sequence takes a slot, with the tokens that its answer has already."""
+        if params.grammar is not None:
+            self._states[slot] = GrammarState(self._compiler, params.grammar, params, output_ids)
 
     def close(self, slot: int) -> None:
         """The sequence leaves its slot."""
-        self._matchers.pop(slot, None)
+        self._states.pop(slot, None)
 
-    def num_taken(self, slot: int, grammar: Grammar) -> int:
-        """How many tokens of the answer its matcher has taken.
-
-        Raises:
-            EngineError: there is no compiler.
-            InvalidRequest: the grammar does not compile.
-        """
-        return self._matcher(slot, grammar).num_taken
-
-    def allowed(
-        self, slot: int, grammar: Grammar, params: SamplingParams, token_ids: Sequence[int]
-    ) -> npt.NDArray[np.bool_]:
-        """Which tokens may come next in a slot.
+    def masks(self, slots: Sequence[int]) -> dict[int, Mask]:
+        """The masks of rows, by row; rows whose slots have no grammar have none.
 
         Args:
-            token_ids: of the answer, from `num_taken` on.
-
-        Returns:
-            bool (num_logits,).
-
-        Raises:
-            InvalidRequest: the answer cannot go on under its grammar.
+            slots: whose row it is.
         """
-        matcher = self._matcher(slot, grammar)
-        if token_ids:
-            matcher.take(token_ids)
-        return matcher.allowed(stop_token_ids=params.stop_token_ids, ignore_eos=params.ignore_eos)
+        states = ((row, self.of(slot)) for row, slot in enumerate(slots))
+        return {row: state.mask() for row, state in states if state is not None}
 
-    def _matcher(self, slot: int, grammar: Grammar) -> GrammarMatcher:
-        matcher = self._matchers.get(slot)
-        if matcher is None:
-            if self._compiler is None:
-                raise EngineError(f"slot {slot} has a grammar, but its runner was made without a compiler")
-            matcher = self._matchers[slot] = self._compiler.matcher(grammar)
-        return matcher
+    def of(self, slot: int) -> GrammarState | None:
+        """The state of the sequence in a slot; None = it has no grammar."""
+        return self._states.get(slot)

@@ -1,7 +1,8 @@
 """What the sampler remembers of each slot: its request's settings and the tokens so far.
 
-Owns: one row per slot, filled when a sequence takes the slot. The tokens are kept on the device, because the next step
-may be launched before the host has seen the last token: a row's input "what this slot samples" is read from here.
+Owns: one row per slot, filled when a sequence takes the slot, and all that depends on the slot's tokens: their counts
+(`seen_tokens.py`) and the place in a grammar (`slot_grammars.py`). The tokens are kept on the device, because the next
+step may be launched before the host has seen the last token: a row's input "what this slot samples" is read from here.
 Does not know: how logits are edited or drawn from, pages.
 Next on the path: `engine/sampler.py`.
 """
@@ -10,14 +11,16 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from busllm.engine.seen_tokens import SeenTokens
 from busllm.engine.slot_grammars import SlotGrammars
 from busllm.engine.staging import to_device
 from busllm.errors import EngineError
 from busllm.grammar.compiler import GrammarCompiler
 from busllm.plan import SlotOpened
-from busllm.sampling import Grammar, SamplingParams
+from busllm.sampling import SamplingParams
 
 
 class SlotShape(msgspec.Struct, frozen=True):
@@ -52,15 +55,16 @@ class SlotStates:
         seeds: uint64.
         num_prompt_tokens: int64.
         min_tokens: int64, generated tokens before an end is possible.
-        has_grammar: bool.
+        has_penalty: bool, whether `seen` counts the slot's tokens.
         grammars: where each slot is in its grammar.
         tokens: int64 (max_running, max_context_tokens) on the device, by position.
     """
 
     def __init__(self, shape: SlotShape, compiler: GrammarCompiler | None = None) -> None:
+        size = shape.max_running
         self.shape = shape
         self.grammars = SlotGrammars(compiler)
-        size = shape.max_running
+        self.seen = SeenTokens(size, shape.max_context_tokens, shape.vocab_size, shape.device)
         self.temperature = np.zeros(size)
         self.top_p = np.ones(size)
         self.min_p = np.zeros(size)
@@ -71,7 +75,7 @@ class SlotStates:
         self.seeds = np.zeros(size, dtype=np.uint64)
         self.num_prompt_tokens = np.zeros(size, dtype=np.int64)
         self.min_tokens = np.zeros(size, dtype=np.int64)
-        self.has_grammar = np.zeros(size, dtype=np.bool_)
+        self.has_penalty = np.zeros(size, dtype=np.bool_)
         self.tokens = torch.zeros((size, shape.max_context_tokens), dtype=torch.int64, device=shape.device)
         self._params: list[SamplingParams | None] = [None] * size
 
@@ -98,8 +102,26 @@ class SlotStates:
         self.seeds[slot] = opened.seed
         self.num_prompt_tokens[slot] = opened.num_prompt_tokens
         self.min_tokens[slot] = params.min_tokens
-        self.has_grammar[slot] = params.grammar is not None
+        self.has_penalty[slot] = (
+            params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
+        )
+        if self.has_penalty[slot]:
+            self.seen.open(slot, known, opened.num_prompt_tokens)
+        self.grammars.open(slot, params, known[opened.num_prompt_tokens :].tolist())
         self.tokens[slot, : len(known)] = to_device(known, self.shape.device)
+
+    def append(self, slots: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], token_ids: torch.Tensor) -> None:
+        """Each slot has one more token. (Its grammar hears of it when the host does: `engine/step_masks.py`.)
+
+        Args:
+            slots, positions: (num_rows,), whose, and where it stands.
+            token_ids: int64 (num_rows,), on the device.
+        """
+        device = self.shape.device
+        kept = np.flatnonzero(positions < self.shape.max_context_tokens)  # a full context needs no next input
+        where = to_device(slots[kept], device), to_device(positions[kept], device)
+        self.tokens[where] = token_ids[to_device(kept, device)]
+        self.seen.append(slots, token_ids)
 
     def close(self, slot: int) -> None:
         """The sequence leaves its slot.
@@ -109,6 +131,7 @@ class SlotStates:
         """
         self.params(slot)
         self._params[slot] = None
+        self.seen.close(slot)
         self.grammars.close(slot)
 
     def params(self, slot: int) -> SamplingParams:
@@ -121,17 +144,6 @@ class SlotStates:
         if params is None:
             raise EngineError(f"slot {slot} is used, but no sequence holds it")
         return params
-
-    def grammar(self, slot: int) -> Grammar:
-        """The grammar of the sequence that holds a slot.
-
-        Raises:
-            EngineError: nobody holds it, or it has none.
-        """
-        grammar = self.params(slot).grammar
-        if grammar is None:
-            raise EngineError(f"slot {slot} has no grammar")
-        return grammar
 
     def ending_tokens(self, slot: int) -> tuple[int, ...]:
         """Tokens that end the sequence in a slot; impossible before `min_tokens`."""

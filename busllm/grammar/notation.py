@@ -71,7 +71,8 @@ def _choice(grammar: Grammar) -> str:
         raise InvalidRequest(f"{grammar.param} is no JSON list of texts: {error}", param=grammar.param) from error
     if not any(texts):
         raise InvalidRequest(f"{grammar.param} has no text to choose.", param=grammar.param)
-    return "start: " + " | ".join(json.dumps(text) for text in texts)
+    # One terminal of all texts: as items of a rule their number would be limited, and each would cost at every step.
+    return "start: TEXT\nTEXT: " + " | ".join(json.dumps(text) for text in texts)
 
 
 class _Tokens:

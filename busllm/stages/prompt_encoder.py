@@ -63,7 +63,7 @@ class PromptEncoder:
         """The packed ids of every prompt of a request, or why there are none: a failure is one request's own."""
         try:
             if request.params.grammar is not None:
-                self._grammars.matcher(request.params.grammar)
+                self._grammars.compiled(request.params.grammar)
             return tuple(pack_ids(self._encode(prompt)) for prompt in request.prompts)
         except BusllmError as error:
             return error

@@ -27,13 +27,20 @@ class NullEngineDriver(EngineDriver):
 
     Args:
         depth, eos_one_in, max_context_tokens: of the runner.
+        grammars: of runner and engine; None = new ones.
         config: fields of `EngineConfig` that are not to have this driver's small defaults.
     """
 
     def __init__(
-        self, depth: int = 0, *, eos_one_in: int | None = None, max_context_tokens: int = 8192, **config: Any
+        self,
+        depth: int = 0,
+        *,
+        eos_one_in: int | None = None,
+        max_context_tokens: int = 8192,
+        grammars: GrammarCompiler | None = None,
+        **config: Any,
     ) -> None:
-        grammars = null_grammars()
+        grammars = grammars or null_grammars()
         runner = NullRunner(
             depth=depth, eos_one_in=eos_one_in, max_context_tokens=max_context_tokens, grammars=grammars
         )

@@ -16,8 +16,7 @@ from busllm.engine.null import NullRunner
 from busllm.engine.pages import PagePool
 from busllm.engine.radix import Node, RadixTree
 from busllm.engine.sequence import SequenceRequest, SequenceTokens
-from busllm.grammar.compiler import GrammarCompiler
-from busllm.grammar.matcher import GrammarMatcher
+from busllm.grammar.compiler import CompiledGrammar, GrammarCompiler
 from busllm.model_store.description import NULL_EOS_TOKEN_ID, NULL_VOCAB_SIZE
 from busllm.sampling import Grammar, GrammarKind, SamplingParams
 from busllm.testing.engine_driver import sequence_request
@@ -156,9 +155,9 @@ class PatientCompiler(GrammarCompiler):
         super().__init__(lambda: vocabulary_of(NullTokenizer(), NULL_VOCAB_SIZE, (NULL_EOS_TOKEN_ID,)))
         self.may_go_on = threading.Event()
 
-    def matcher(self, grammar: Grammar) -> GrammarMatcher:
+    def compiled(self, grammar: Grammar) -> CompiledGrammar:
         self.may_go_on.wait()
-        return super().matcher(grammar)
+        return super().compiled(grammar)
 
 
 @pytest.fixture

@@ -74,6 +74,19 @@ def test_a_choice_is_taken_by_the_letter(texts: tuple[str, ...]) -> None:
         assert walk(choice(*texts), text).may_end
 
 
+@pytest.mark.parametrize("number", [2_001, 20_000])
+def test_a_choice_may_have_very_many_texts(number: int) -> None:
+    texts = [f"label {index}" for index in range(number)]
+    assert walk(choice(*texts), texts[-1]).may_end
+    assert not walk(choice(*texts), "label").may_end
+
+
+def test_a_choice_may_have_an_empty_text() -> None:
+    matcher = COMPILER.matcher(choice("", "no"))
+    assert matcher.may_end
+    assert allowed_texts(matcher) == {b"n", b"no", b"<eos>"}
+
+
 def test_special_tokens_and_logits_without_a_token_are_never_text() -> None:
     matcher = COMPILER.matcher(regex("(.|\n)*"))
     allowed = np.flatnonzero(matcher.allowed()).tolist()
@@ -222,6 +235,7 @@ def test_a_context_free_grammar_is_followed() -> None:
         (choice(""), "no text"),
         (Grammar(GrammarKind.CHOICE, "[1]"), "list of texts"),
         (Grammar(GrammarKind.LARK, "start: missing"), "missing"),
+        (Grammar(GrammarKind.LARK, "start: " + " | ".join(f'"a{index}"' for index in range(3_000))), "2000"),
         (Grammar(GrammarKind.LARK, "start: " + "(" * 10_000), "nested"),
     ],
 )
@@ -236,6 +250,13 @@ def test_a_model_without_an_end_of_turn_takes_no_grammar() -> None:
     compiler = GrammarCompiler(lambda: Vocabulary((b"a",), frozenset(), (), lambda text: [0]))
     with pytest.raises(InvalidRequest, match="ends a turn"):
         compiler.matcher(regex("a"))
+
+
+def test_a_grammar_that_no_token_can_begin_is_refused_before_an_answer_begins() -> None:
+    letters = Vocabulary((b"a", b"<eos>"), frozenset({1}), (1,), lambda text: [0] * text.count("a"))
+    with pytest.raises(InvalidRequest) as caught:
+        GrammarCompiler(lambda: letters).compiled(Grammar(GrammarKind.REGEX, "b", "structured_outputs.regex"))
+    assert caught.value.param == "structured_outputs.regex"
 
 
 def test_matchers_of_one_grammar_do_not_share_their_place() -> None:
