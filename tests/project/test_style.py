@@ -26,6 +26,7 @@ ASYNCIO_IS_NEEDED_IN = {
 }
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -84,6 +85,11 @@ def test_a_file_is_short_and_says_what_it_owns(path: Path) -> None:
     tree = tree_of(path)
     assert ast.get_docstring(tree) or not tree.body, "no module docstring"
     assert path.stem not in FORBIDDEN_NAMES
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_file_of_tests_is_short_too(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MAX_FILE_LINES
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
