@@ -62,7 +62,8 @@ class Timings(msgspec.Struct, frozen=True):
             doubled each time up to two seconds.
         first_stage_s: a request that no stage has taken waits this long for one to appear.
         resume_deadline_s: a request in flight waits this long for somebody to take it over.
-        max_holders_lost: a request that loses more holders in a row, without a new token, is given up.
+        max_holders_lost: a request that loses more holders in a row, without a new token, is given up; one that was
+            only silent and is heard again is not lost.
         stall_base_s, stall_factor: an engine with running sequences and no step for base + factor * slowest step so
             far counts as stalled.
         restart_backoff_s, restart_backoff_max_s, restart_limit, restart_window_s: restarts of a failed actor in place.

@@ -80,7 +80,7 @@ class LiveRequest:
         not_before: with `PAUSE`, when it may be sent.
         trouble_since: when it lost its holder or found nobody, None while all is well.
         fruitless: tries in a row that brought no new token.
-        holders_lost: holders that died since the last new token.
+        holders_lost: instances that ended or vanished while they held it, since the last new token.
         avoid: instances that lost it.
     """
 
@@ -100,7 +100,7 @@ class LiveRequest:
         self.not_before = now
         self.trouble_since: float | None = None
         self.fruitless = 0
-        self.holders_lost = 0
+        self.holders_lost: set[str] = set()
         self.avoid: tuple[str, ...] = ()
         self.sent_at = now
         self.heard_at = now

@@ -161,7 +161,8 @@ class Replies:
                 scores = logprobs.get(row, ())
                 self._tell(live, choice.number, text, new_ids)
             if new_ids:
-                live.holders_lost = live.fruitless = 0
+                live.holders_lost.clear()
+                live.fruitless = 0
             reason, usage = finished.get(row, (None, None))
             scored = prompt_logprobs.get(row)
             live.give(ChoiceDelta(choice.number, text, tuple(new_ids), scores, scored, reason, usage))

@@ -46,13 +46,15 @@ class Sender:
         Args:
             reason: for the log and the trace.
             avoid: instance that should not get it again while there is another.
-            holder_died: counts towards the limit that ends a request which kills whoever holds it.
+            holder_died: `avoid` has ended or vanished, which counts towards the limit that ends a request which kills
+                whoever holds it. One that is heard again was only slow: it counts no more.
         """
         timings = self._actor.settings.timings
-        if holder_died:
-            live.holders_lost += 1
-            if live.holders_lost > timings.max_holders_lost:
-                live.fail(Lost(f"{live.holders_lost} stages in a row died while they held this request."))
+        if holder_died and avoid is not None:
+            directory = self._actor.directory
+            live.holders_lost = {name for name in live.holders_lost if directory.get(name) is None} | {avoid}
+            if len(live.holders_lost) > timings.max_holders_lost:
+                live.fail(Lost(f"{len(live.holders_lost)} stages in a row died while they held this request."))
                 self.abort(live)
                 return
         previous, now = live.attempt, self._actor.clock.monotonic()

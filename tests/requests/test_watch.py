@@ -156,13 +156,20 @@ async def test_a_suspect_is_left_for_another(stages: Stages) -> None:
     assert [scheduler for scheduler, _ in stages.generate(live)][:1] == [OTHER_SCHEDULER]
 
 
+async def lose_and_restart(stages: Stages, live: LiveRequest, attempt: int) -> None:
+    """The scheduler ends; the one that is started in its place, which has a name of its own, takes the request."""
+    restarted = f"scheduler-0-{'abcdefgh'[attempt] * 8}"
+    assert live.scheduler is not None
+    await stages.wire.announce(live.scheduler, StageState.GONE)
+    await stages.wire.announce(restarted)
+    await stages.tell(live, Taken(live.uid, attempt, "scheduler", restarted))
+
+
 async def test_a_request_that_ends_whoever_holds_it_is_given_up(stages: Stages) -> None:
     live = await running_request(stages)
     for attempt in range(2, TIMINGS.max_holders_lost + 3):
-        await stages.wire.announce(SCHEDULER, StageState.GONE)
-        await stages.wire.announce(SCHEDULER)  # restarted
-        await stages.tell(live, Taken(live.uid, attempt, "scheduler", SCHEDULER))
-    with pytest.raises(Lost, match="in a row died"):
+        await lose_and_restart(stages, live, attempt)
+    with pytest.raises(Lost, match="3 stages in a row died"):
         await read(live)
     assert stages.owner.num_open == 0
 
@@ -170,11 +177,46 @@ async def test_a_request_that_ends_whoever_holds_it_is_given_up(stages: Stages) 
 async def test_a_new_token_forgives_the_losses_before_it(stages: Stages) -> None:
     live = await running_request(stages)
     for attempt in range(2, 2 * TIMINGS.max_holders_lost + 2):
-        await stages.wire.announce(SCHEDULER, StageState.GONE)
-        await stages.wire.announce(SCHEDULER)
-        await stages.tell(live, Taken(live.uid, attempt, "scheduler", SCHEDULER))
+        await lose_and_restart(stages, live, attempt)
         await stages.text(live, attempt, "x", attempt=attempt)
     assert not live.is_done
+
+
+async def fall_silent_and_return(stages: Stages, scheduler: str) -> None:
+    stages.answer_probe = lambda message: None  # type: ignore[method-assign]
+    stages.present.remove(scheduler)
+    await stages.pass_time(TIMINGS.gone_s + 0.5)
+    stages.present.append(scheduler)
+    await stages.announce()
+
+
+async def test_a_slow_holder_that_falls_silent_again_and_again_is_no_row_of_dead_ones(stages: Stages) -> None:
+    live = await running_request(stages)
+    for num_silences in range(1, TIMINGS.max_holders_lost + 3):
+        await fall_silent_and_return(stages, SCHEDULER)
+        assert (live.is_done, live.scheduler, live.attempt) == (False, SCHEDULER, num_silences + 1)
+        await stages.tell(live, Taken(live.uid, live.attempt, "scheduler", SCHEDULER))
+    await stages.text(live, 2, "c", attempt=live.attempt)
+    assert live.trouble_since is None
+
+
+async def test_a_holder_that_is_heard_again_counts_no_more(stages: Stages) -> None:
+    live = await running_request(stages)
+    stages.answer_probe = lambda message: None  # type: ignore[method-assign]
+    for attempt in range(2, TIMINGS.max_holders_lost + 2):
+        another = f"scheduler-1-{'abcdefgh'[attempt] * 8}"
+        stages.present = [TOKENIZER, DETOKENIZER]
+        await stages.pass_time(TIMINGS.gone_s + 0.5)  # the slow one falls silent, and another one takes over
+        stages.present = [TOKENIZER, DETOKENIZER, another]
+        await stages.announce()
+        assert live.scheduler == another
+        await stages.tell(live, Taken(live.uid, live.attempt, "scheduler", another))
+        stages.present = [TOKENIZER, DETOKENIZER, SCHEDULER]
+        await stages.announce()
+        await stages.wire.announce(another, StageState.GONE)
+        await stages.pass_time(1.0)  # several tries in a row are followed by a pause
+        assert (live.is_done, live.scheduler) == (False, SCHEDULER), "the slow one is none of those that died"
+        await stages.tell(live, Taken(live.uid, live.attempt, "scheduler", SCHEDULER))
 
 
 async def test_a_request_that_nobody_can_take_over_ends_in_time(stages: Stages) -> None:
