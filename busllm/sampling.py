@@ -17,6 +17,8 @@ import msgspec
 from busllm.errors import InvalidRequest
 
 MAX_LOGPROBS = 20
+MAX_LOGIT_BIASES = 1024
+MAX_STOP_TOKEN_IDS = 1024
 MAX_SEED = 2**63 - 1
 _MASK = 2**64 - 1
 
@@ -63,14 +65,14 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
         max_tokens: limit of generated tokens; None = what the context leaves.
         min_tokens: end-of-turn and stop tokens are impossible before that many generated tokens.
         stop: strings that end the text; not part of it.
-        stop_token_ids: tokens that end the sequence; not part of the text.
+        stop_token_ids: tokens that end the sequence, up to 1,024; not part of the text.
         ignore_eos: the model's end-of-turn tokens do not end the sequence.
         seed: None = the frontend draws one.
         presence_penalty: subtracted once from the logit of each token generated so far.
         frequency_penalty: subtracted per occurrence from the logit of each token generated so far.
         repetition_penalty: divides positive and multiplies negative logits of tokens in prompt and output (CTRL,
             arXiv:1909.05858).
-        logit_bias: (token id, value) pairs added to the logits.
+        logit_bias: (token id, value) pairs added to the logits, up to 1,024.
         logprobs: None = none; k = the chosen token's log probability and the k most likely (before any filter).
         prompt_logprobs: the same for each token of the prompt.
         skip_special_tokens: special tokens do not appear in the text.
@@ -120,6 +122,12 @@ def _check_count(name: str, value: int | None, low: int, high: int) -> None:
         raise InvalidRequest(f"{name} is {value}; it must be between {low} and {high}.", param=name)
 
 
+def _check_length(name: str, length: int, most: int) -> None:
+    """Every entry costs every step a little, of all who run beside it."""
+    if length > most:
+        raise InvalidRequest(f"{name} has {length} entries; at most {most} are allowed.", param=name)
+
+
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     """Checks every range.
 
@@ -152,6 +160,8 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
         )
     if any(not text for text in params.stop):
         raise InvalidRequest("stop has an empty string, which would match everywhere; leave it out.", param="stop")
+    _check_length("stop_token_ids", len(params.stop_token_ids), MAX_STOP_TOKEN_IDS)
+    _check_length("logit_bias", len(params.logit_bias), MAX_LOGIT_BIASES)
     for token_id in params.stop_token_ids:
         _check_token_id("stop_token_ids", token_id, vocab_size)
     for token_id, value in params.logit_bias:

@@ -38,6 +38,17 @@ def test_a_wrong_type_is_refused_by_the_name_of_its_field(wrong: dict[str, Any],
     assert error.value.param == param
 
 
+@pytest.mark.parametrize(
+    ("field", "entries"),
+    [("logit_bias", tuple((token_id, 1.0) for token_id in range(1025))), ("stop_token_ids", tuple(range(1025)))],
+)
+def test_what_costs_every_step_is_counted_at_the_door(field: str, entries: tuple[Any, ...]) -> None:
+    check_sampling(SamplingParams(**{field: entries[:1024]}), vocab_size=2000)
+    with pytest.raises(InvalidRequest, match=f"{field} has 1025 entries; at most 1024 are allowed.") as error:
+        check_sampling(SamplingParams(**{field: entries}), vocab_size=2000)
+    assert error.value.param == field
+
+
 @pytest.mark.parametrize("top_k", [None, 0, -1])
 def test_all_tokens_are_kept_by_any_of_their_names(top_k: int | None) -> None:
     params = SamplingParams(top_k=top_k)

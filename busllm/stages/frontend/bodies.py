@@ -57,10 +57,10 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     frequency_penalty: Annotated[Number, _limits("Taken per occurrence of tokens generated before.", -2, 2)] = None
     repetition_penalty: Annotated[Number, _limits("Divides logits of tokens seen; 1 = off.", 0.001, 100)] = None
     logit_bias: Annotated[
-        dict[str, float] | None, Meta(description="Token id → value from -100 to 100, added to its logit.")
+        dict[str, float] | None, Meta(description="Up to 1024 token ids → values from -100 to 100, added to logits.")
     ] = None
     stop: Annotated[str | list[str] | None, Meta(description="Up to 16 texts that end the answer.")] = None
-    stop_token_ids: Annotated[list[int] | None, Meta(description="Tokens that end the answer.")] = None
+    stop_token_ids: Annotated[list[int] | None, Meta(description="Up to 1024 tokens that end the answer.")] = None
     ignore_eos: Annotated[Switch, Meta(description="The model's own end does not end the answer.")] = None
     skip_special_tokens: Annotated[Switch, Meta(description="false = special tokens appear in the text.")] = None
     seed: Annotated[Count, _limits("Same seed, same request, same answer.", -(2**63), 2**63 - 1)] = None
