@@ -38,14 +38,11 @@ def edit_logits(
         _penalise(logits, penalised, slots[penalised], positions[penalised], states)
     _add_biases(logits, slots, states)
     generated = positions - states.num_prompt_tokens[slots]
-    banned = [
-        (row, token_id)
-        for row in np.flatnonzero(generated < states.min_tokens[slots])
-        for token_id in states.ending_tokens(int(slots[row]))
-    ]
-    if banned:
-        rows, token_ids = np.array(banned, dtype=np.int64).T
-        logits[to_device(rows, logits.device), to_device(token_ids, logits.device)] = IMPOSSIBLE
+    early = np.flatnonzero(generated < states.min_tokens[slots])
+    endings = [states.ending_tokens[slot] for slot in slots[early]]
+    if any(map(len, endings)):
+        where = np.repeat(early, list(map(len, endings))), np.concatenate(endings)
+        logits[to_device(where[0], logits.device), to_device(where[1], logits.device)] = IMPOSSIBLE
 
 
 def _penalise(
@@ -72,12 +69,10 @@ def _penalise(
 
 
 def _add_biases(logits: torch.Tensor, slots: npt.NDArray[np.int64], states: SlotStates) -> None:
-    biases = [
-        (row, token_id, value)
-        for row, slot in enumerate(slots.tolist())
-        for token_id, value in states.params(slot).logit_bias
-    ]
-    if biases:
-        rows, token_ids, values = (np.array(part) for part in zip(*biases, strict=True))
-        where = to_device(rows, logits.device), to_device(token_ids, logits.device)
-        logits.index_put_(where, to_device(values.astype(np.float32), logits.device), accumulate=True)
+    biases = [states.biases[slot] for slot in slots]
+    counts = [len(bias.token_ids) for bias in biases]
+    if any(counts):
+        rows = to_device(np.repeat(np.arange(len(slots)), counts), logits.device)
+        token_ids = to_device(np.concatenate([bias.token_ids for bias in biases]), logits.device)
+        values = to_device(np.concatenate([bias.values for bias in biases]), logits.device)
+        logits.index_put_((rows, token_ids), values, accumulate=True)

@@ -9,6 +9,8 @@ Next on the path: `engine/sampler.py`.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +43,17 @@ class SlotShape(msgspec.Struct, frozen=True):
     device: torch.device
 
 
+class Biases(NamedTuple):
+    """What is added to the logits of some tokens: int64 and float32 (num_biased,)."""
+
+    token_ids: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float32]
+
+
+_UNBIASED = Biases(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))
+_NO_TOKENS = _UNBIASED.token_ids
+
+
 class SlotStates:
     """Settings as host arrays, indexed by slot; tokens as one device array.
 
@@ -56,6 +69,8 @@ class SlotStates:
         num_prompt_tokens: int64.
         min_tokens: int64, generated tokens before an end is possible.
         has_penalty: bool, whether `seen` counts the slot's tokens.
+        biases: per slot.
+        ending_tokens: per slot, int64 (num_ending,): the tokens that end its sequence; impossible before `min_tokens`.
         grammars: where each slot is in its grammar.
         tokens: int64 (max_running, max_context_tokens) on the device, by position.
     """
@@ -77,6 +92,8 @@ class SlotStates:
         self.min_tokens = np.zeros(size, dtype=np.int64)
         self.has_penalty = np.zeros(size, dtype=np.bool_)
         self.tokens = torch.zeros((size, shape.max_context_tokens), dtype=torch.int64, device=shape.device)
+        self.biases = [_UNBIASED] * size
+        self.ending_tokens = [_NO_TOKENS] * size
         self._params: list[SamplingParams | None] = [None] * size
 
     def open(self, opened: SlotOpened) -> None:
@@ -105,6 +122,8 @@ class SlotStates:
         self.has_penalty[slot] = (
             params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
         )
+        self.biases[slot] = _biases(params)
+        self.ending_tokens[slot] = np.array(self.shape.eos_token_ids + params.stop_token_ids, dtype=np.int64)
         if self.has_penalty[slot]:
             self.seen.open(slot, known, opened.num_prompt_tokens)
         self.grammars.open(slot, params, known[opened.num_prompt_tokens :].tolist())
@@ -145,6 +164,9 @@ class SlotStates:
             raise EngineError(f"slot {slot} is used, but no sequence holds it")
         return params
 
-    def ending_tokens(self, slot: int) -> tuple[int, ...]:
-        """Tokens that end the sequence in a slot; impossible before `min_tokens`."""
-        return self.shape.eos_token_ids + self.params(slot).stop_token_ids
+
+def _biases(params: SamplingParams) -> Biases:
+    if not params.logit_bias:
+        return _UNBIASED
+    token_ids, values = zip(*params.logit_bias, strict=True)
+    return Biases(np.array(token_ids, dtype=np.int64), np.array(values, dtype=np.float32))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -173,3 +176,22 @@ def test_more_alternatives_than_the_vocabulary_gives_the_vocabulary() -> None:
     sampled = sample(torch.randn(1, 5), np.array([0]), np.array([1]), states)
     assert sampled.logprobs is not None
     assert len(sampled.logprobs.collect()[0].top) == 5
+
+
+def test_a_step_looks_at_no_entry_of_what_a_request_listed() -> None:
+    """A thousand entries of every row in Python would take a step longer than the model does."""
+    looked_at = []
+
+    class Listed(tuple[Any, ...]):
+        def __iter__(self) -> Iterator[Any]:
+            looked_at.append(len(self))
+            return super().__iter__()
+
+    biases = Listed((token_id, 1.0) for token_id in range(20, VOCAB))
+    params = greedy(logit_bias=biases, stop_token_ids=Listed(range(20)), min_tokens=60)
+    states = states_of(params, params)
+    looked_at.clear()
+    for position in range(7, 20):
+        sampled = sample(logits_with(t8=9.0, t30=2.0).repeat(2, 1), np.arange(2), np.array([position] * 2), states)
+        assert sampled.token_ids.tolist() == [30, 30]
+    assert looked_at == []
