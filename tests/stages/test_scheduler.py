@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
-import anyio
 import pytest
 
-from busllm.actors.actor import Actor
-from busllm.actors.clock import Timings
-from busllm.actors.settings import ActorSettings
-from busllm.bus.memory import MemoryBus
-from busllm.bus.protocol import Message
 from busllm.engine.engine import Engine, EngineConfig
 from busllm.engine.null import NullRunner, NullSequence
 from busllm.messages.codec import pack_ids, unpack_ids
-from busllm.messages.control import StageState, announcement_decoder
+from busllm.messages.control import StageState
 from busllm.messages.to_detokenizer import MAX_UNACKNOWLEDGED, StepTokens
 from busllm.messages.to_detokenizer import decoder as to_detokenizer
 from busllm.messages.to_frontend import Failed, Taken
 from busllm.messages.to_frontend import decoder as to_frontend
 from busllm.messages.to_scheduler import ChoiceStart, Generate, StopMatched
 from busllm.sampling import SamplingParams
-from busllm.stages.load_progress import LoadProgress
 from busllm.stages.scheduler.stage import SchedulerStage
-from busllm.telemetry.trace import TraceLevel
-from busllm.testing.clock import ManualClock
-from tests.stages.wire import DETOKENIZER, FRONTEND, PATIENCE_S, SUBJECTS, Wire, running
+from tests.stages.wire import DETOKENIZER, FRONTEND, SUBJECTS, Wire, running
 
 pytestmark = pytest.mark.anyio
 
@@ -298,30 +288,3 @@ async def test_a_drain_finishes_what_runs_and_refuses_what_is_new(wire: Wire) ->
         Detokenizer(wire).acknowledge()
         await wire.settle()
     assert tokens(wire, "u") == dict(enumerate(answer(200)))
-
-
-async def test_what_takes_long_in_loading_is_announced() -> None:
-    progress, may_go_on = LoadProgress(), threading.Event()
-
-    def load() -> Engine:
-        progress("compiling kernels, once for this CPU and version")
-        may_go_on.wait(PATIENCE_S)
-        return Engine(NullRunner(), EngineConfig(num_pages=64))
-
-    bus = MemoryBus()
-    listener = await bus.connect(name="ear", inbox="inbox.ear")
-    await listener.subscribe(SUBJECTS.stage("*", "*"))
-    settings = ActorSettings(cluster="test", host="here", timings=Timings(), trace_level=TraceLevel.OFF)
-    actor = Actor(SchedulerStage(load, progress), 0, bus, settings, ManualClock())
-    told: list[str] = []
-    with anyio.fail_after(PATIENCE_S):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(actor.run)
-            while "compiling kernels, once for this CPU and version" not in told:
-                heard = [item for item in await listener.receive() if isinstance(item, Message)]
-                told += [announcement_decoder.decode(message.payload).progress for message in heard]
-            assert told.index("loading the model") < len(told) - 1
-            may_go_on.set()
-            await actor.ready.wait()
-            assert actor.announcement().progress == ""
-            tasks.cancel_scope.cancel()

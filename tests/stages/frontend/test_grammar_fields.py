@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from busllm.errors import InvalidRequest
 from busllm.sampling import Grammar, GrammarKind
 from busllm.stages.frontend.bodies import ChatBody, CompletionBody
 from busllm.stages.frontend.decoding import BodyDecoder
@@ -67,3 +68,18 @@ def test_each_form_has_its_kind_and_names_its_field() -> None:
 
 def test_text_beside_structured_outputs_asks_for_nothing() -> None:
     assert asked(response_format={"type": "text"}, structured_outputs={"regex": "a"}) is not None
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("guided_json", '"structured_outputs": {"json": …}'),
+        ("guided_regex", '"structured_outputs": {"regex": …}'),
+        ("guided_choice", '"structured_outputs": {"choice": …}'),
+        ("prompt_logprobs", '"echo": true with "logprobs", at /v1/completions'),
+    ],
+)
+def test_a_field_of_another_server_is_refused_with_the_way_to_ask_here(field: str, words: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        asked(**{field: 1})
+    assert error.value.message == f"Unknown field {field!r}. Here it is {words}."

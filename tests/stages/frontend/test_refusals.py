@@ -186,23 +186,6 @@ async def test_a_misspelt_field_is_told_its_nearest_right_name() -> None:
     assert "Did you mean 'temperature'?" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    ("field", "words"),
-    [
-        ("guided_json", '"structured_outputs": {"json": …}'),
-        ("guided_regex", '"structured_outputs": {"regex": …}'),
-        ("guided_choice", '"structured_outputs": {"choice": …}'),
-        ("prompt_logprobs", '"echo": true with "logprobs", at /v1/completions'),
-    ],
-)
-async def test_a_field_of_another_server_is_refused_with_the_way_to_ask_here(field: str, words: str) -> None:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], field: 1}
-    async with serving(FakeOwner()) as server:
-        answer = await server.client.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == f"Unknown field {field!r}. Here it is {words}."
-
-
 async def test_the_last_of_two_equal_keys_counts() -> None:
     owner = FakeOwner()
     async with serving(owner) as server:
