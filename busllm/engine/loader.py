@@ -152,12 +152,8 @@ def _own_decoder(
 ) -> CausalModel:
     account = TensorAccount(dict(iter_tensors(files)))
     decoder = build_decoder(shape, TensorReader(account, device, dtype), group)
-    account.finish(ignored=_ignored(shape))
+    account.finish()
     return decoder
-
-
-def _ignored(shape: ModelConfig) -> tuple[str, ...]:
-    return ("lm_head.weight",) if shape.tie_word_embeddings else ()
 
 
 def _compiled_runner(
@@ -181,7 +177,7 @@ def _compiled_runner(
     def account() -> TensorAccount:
         return TensorAccount(dict(iter_tensors(files)))
 
-    checkpoint = Checkpoint(account, _ignored(shape), files.weights[0], lambda: describe(files).fingerprint)
+    checkpoint = Checkpoint(account, files.weights[0], lambda: describe(files).fingerprint)
     decoder = load_decoder(shape, checkpoint, quantization)
     dtype = torch.bfloat16  # of the cache
     info = _model_info(files, shape, dtype, f"cpu ({decoder.label})", decoder.number_format)

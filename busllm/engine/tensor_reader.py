@@ -26,6 +26,10 @@ class TensorAccount:
         self._missing: list[str] = []
         self._misshapen: list[str] = []
 
+    def has(self, name: str) -> bool:
+        """Whether a tensor is there, for those that a model may go without."""
+        return name in self._tensors
+
     def find(self, name: str, shape: tuple[int, ...]) -> WeightTensor | None:
         """The tensor, or None when it is missing or has another shape: `finish` raises then."""
         tensor = self._tensors.get(name)
@@ -38,19 +42,14 @@ class TensorAccount:
             return None
         return tensor
 
-    def finish(self, ignored: tuple[str, ...] = ()) -> None:
+    def finish(self) -> None:
         """Checks that everything was there and everything was used.
-
-        Args:
-            ignored: tensors that may be left over.
 
         Raises:
             ModelError: names the tensors.
         """
         left_over = [
-            name
-            for name in self._tensors
-            if name not in self._taken and name not in ignored and not name.endswith("rotary_emb.inv_freq")
+            name for name in self._tensors if name not in self._taken and not name.endswith("rotary_emb.inv_freq")
         ]
         problems = [
             f"{verb} {_listed(names)}"
@@ -73,6 +72,10 @@ class TensorReader:
     def device(self) -> torch.device:
         """Where tensors are put."""
         return self._device
+
+    def has(self, name: str) -> bool:
+        """Whether a tensor is there, for those that a model may go without."""
+        return self._account.has(name)
 
     def take(self, name: str, shape: tuple[int, ...], part: TensorPart = WHOLE) -> torch.Tensor:
         """Reads one tensor, or a part of it.

@@ -74,6 +74,10 @@ class RandomWeights:
         """Where tensors are put."""
         return self._generator.device
 
+    def has(self, name: str) -> bool:
+        """Whether a tensor is there, for those that a model may go without: none of these is."""
+        return False
+
     def take(self, name: str, shape: tuple[int, ...], part: TensorPart = WHOLE) -> torch.Tensor:
         """Draws a tensor."""
         mean = 1.0 if name.endswith("norm.weight") else 0.0

@@ -26,8 +26,8 @@ WORTH_KEEPING_BYTES = 16 * 2**20  # less is packed faster than it would be found
 class TensorAccount(TensorSource, Protocol):
     """A checkpoint's tensors, with the account of what did not fit."""
 
-    def finish(self, ignored: tuple[str, ...] = ()) -> None:
-        """Checks that everything was there and everything but `ignored` was used.
+    def finish(self) -> None:
+        """Checks that everything was there and everything was used.
 
         Raises:
             ModelError: names the tensors.
@@ -41,13 +41,11 @@ class Checkpoint:
 
     Attributes:
         open_tensors: opens them; not called when the packed form is in the cache.
-        ignored: tensors that may be left over.
         source: the file that they are in, or the first of several.
         fingerprint: asks for a digest of everything in the files.
     """
 
     open_tensors: Callable[[], TensorAccount]
-    ignored: tuple[str, ...]
     source: Path
     fingerprint: Callable[[], str]
 
@@ -77,7 +75,7 @@ def packed_weights(config: ModelConfig, checkpoint: Checkpoint, quantization: Qu
         return packed
     tensors = checkpoint.open_tensors()
     packed = Packer(config, tensors, quantization).pack()
-    tensors.finish(checkpoint.ignored)
+    tensors.finish()
     if checkpoint.fingerprint() != fingerprint:
         raise ModelError(f"{checkpoint.source} or a file beside it changed while it was read. Start again.")
     if packed.num_bytes < WORTH_KEEPING_BYTES:

@@ -27,6 +27,10 @@ EMBEDDING, HEAD = "embedding", "head"
 class TensorSource(Protocol):
     """Hands out a checkpoint's tensors and keeps account of them."""
 
+    def has(self, name: str) -> bool:
+        """Whether a tensor is there, for those that a model may go without."""
+        ...
+
     def find(self, name: str, shape: tuple[int, ...]) -> WeightTensor | None:
         """The tensor, or None (noted) when it is missing or has another shape."""
         ...
@@ -37,7 +41,7 @@ class PackedModel:
     """Arrays by name, and what they are.
 
     Attributes:
-        formats: of each matrix: "embedding", "head" (absent when it is the embedding), "<layer>.<part>".
+        formats: of each matrix: "embedding", "head" (absent where the embedding is it), "<layer>.<part>".
         arrays: `<matrix>.weights` uint8 (tiles, groups, bytes), `<matrix>.bias` float32; "norms", "head_norms".
     """
 
@@ -106,12 +110,23 @@ class Packer:
         config = self._config
         table = (config.vocab_size, config.hidden_size)
         self._matrix(EMBEDDING, {"model.embed_tokens": table}, has_bias=False)
-        if not config.tie_word_embeddings:
+        if not config.tie_word_embeddings or self._stores_another_head(table):
             self._matrix(HEAD, {"lm_head": table}, has_bias=False)
         for layer in range(config.num_layers):
             self._layer(layer, f"model.layers.{layer}.")
         self._norms()
         return PackedModel(self._formats, self._arrays)
+
+    def _stores_another_head(self, table: tuple[int, int]) -> bool:
+        """Whether a model whose embedding is to be the head has one besides, of other values."""
+        if not self._source.has("lm_head.weight"):
+            return False
+        embedding, head = (self._source.find(f"{name}.weight", table) for name in ("model.embed_tokens", "lm_head"))
+        if embedding is None or head is None:
+            return False  # the source has noted it
+        if embedding.quantization == head.quantization:
+            return not np.array_equal(embedding.raw, head.raw)
+        return not np.array_equal(embedding.to_float32(), head.to_float32())
 
     def _layer(self, layer: int, prefix: str) -> None:
         config = self._config

@@ -26,6 +26,8 @@ from busllm.engine.parallel.layers import ShardedEmbedding, Summed, sharded_head
 from busllm.engine.parallel.shard import Shard, rows_of, size_of
 from busllm.model_store.tensor_part import WHOLE, TensorPart
 
+_HEAD = "lm_head.weight"
+
 
 class WeightReader(Protocol):
     """Hands out a checkpoint's tensors, on the right device and in the right dtype."""
@@ -33,6 +35,10 @@ class WeightReader(Protocol):
     @property
     def device(self) -> torch.device:
         """Where tensors are put."""
+        ...
+
+    def has(self, name: str) -> bool:
+        """Whether a tensor is there, for those that a model may go without."""
         ...
 
     def take(self, name: str, shape: tuple[int, ...], part: TensorPart = WHOLE) -> torch.Tensor:
@@ -66,7 +72,11 @@ def build_decoder(config: ModelConfig, weights: WeightReader, group: Group | Non
     tokens = group.shard.span(config.vocab_size)
     embedding = weights.take("model.embed_tokens.weight", table, TensorPart(tokens))
     layers = tuple(_layer(config, weights, index, group) for index in range(config.num_layers))
-    head = embedding if config.tie_word_embeddings else weights.take("lm_head.weight", table, TensorPart(tokens))
+    head = embedding
+    # A head that is stored although the embedding is to be it, and differs, is what the model was trained with.
+    if not config.tie_word_embeddings or weights.has(_HEAD):
+        stored = weights.take(_HEAD, table, TensorPart(tokens))
+        head = embedding if config.tie_word_embeddings and torch.equal(stored, embedding) else stored
     is_whole = group.shard.num_ranks == 1
     return Decoder(
         own,

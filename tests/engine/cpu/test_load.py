@@ -37,7 +37,7 @@ def packed(folder: Path, while_reading: Callable[[], object] = lambda: None) -> 
         while_reading()
         return TensorAccount(dict(iter_tensors(files)))
 
-    checkpoint = Checkpoint(open_tensors, (), files.weights[0], lambda: describe(files).fingerprint)
+    checkpoint = Checkpoint(open_tensors, files.weights[0], lambda: describe(files).fingerprint)
     return packed_weights(read_config(read_json(files.config)), checkpoint, "int8")
 
 
