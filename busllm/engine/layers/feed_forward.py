@@ -34,10 +34,11 @@ class GatedFeedForward:
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         """(num_tokens, hidden_size) → (num_tokens, hidden_size)."""
         gate = self._gate(states)  # (num_tokens, intermediate_size)
-        return self._down(_silu(gate).mul_(self._up(states)))
+        return self._down(silu(gate).mul_(self._up(states)))
 
 
-def _silu(gate: torch.Tensor) -> torch.Tensor:
+def silu(gate: torch.Tensor) -> torch.Tensor:
+    """gate * sigmoid(gate), same shape and dtype, with rows that do not depend on each other."""
     if gate.device.type != "cpu":
         return functional.silu(gate)
     # On CPU torch's fused silu rounds differently where its threads meet, so a row would depend on the batch.

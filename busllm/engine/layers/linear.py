@@ -49,13 +49,22 @@ class OneDnnLinear:
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         """(num_rows, in_features) → (num_rows, out_features)."""
-        num_rows = states.shape[0]
-        if num_rows < MIN_ROWS:
-            states = states.expand(MIN_ROWS, -1)
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            states.contiguous(), self._packed, self._bias, "none", [], ""
-        )
-        return out[:num_rows]
+        return onednn_product(states, self._packed, self._bias)
+
+
+def onednn_product(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """states · weightᵀ + bias by oneDNN, (num_rows, in_features) → (num_rows, out_features).
+
+    Args:
+        states: at least one row.
+        weight: (out_features, in_features), packed by oneDNN or as it is.
+        bias: (out_features,) or None.
+    """
+    num_rows = states.shape[0]
+    if num_rows < MIN_ROWS:
+        states = states.expand(MIN_ROWS, -1)
+    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states.contiguous(), weight, bias, "none", [], "")
+    return out[:num_rows]
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
@@ -65,12 +74,13 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
         weight: (out_features, in_features).
         bias: (out_features,) or None.
     """
-    if weight.device.type == "cpu" and _can_pack(weight.dtype):
+    if weight.device.type == "cpu" and can_pack(weight.dtype):
         return OneDnnLinear(weight, bias)
     return PlainLinear(weight, bias)
 
 
-def _can_pack(dtype: torch.dtype) -> bool:
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies numbers of this dtype on this CPU."""
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not available:
         return False

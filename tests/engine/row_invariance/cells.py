@@ -35,6 +35,12 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 WITHOUT_COMPILED_PASS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": ("qwen3-moe", {}),
+    # Inside transformers:
+    "gpt2": ("gpt2", {}),
+    "phi3": ("phi3", {}),
+    "gemma2": ("gemma2", {}),
+    "olmo2": ("olmo2", {}),
+    "mixtral": ("mixtral", {}),
 }
 _WHOLE_BLOCKS = {
     "hidden_size": 256,
@@ -47,7 +53,10 @@ BLOCK_FORMATS = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
 )
-_FAST_IN_FLOAT32 = {("float32", model) for model in ("mistral", "qwen3", "biases, heads of 20")}
+_FAST = {
+    *(("float32", model) for model in ("mistral", "qwen3", "biases, heads of 20", "gpt2", "mixtral")),
+    ("bfloat16", "phi3"),
+}
 _DTYPES = ("float32", "bfloat16", "float16")
 _QUANTIZATIONS = ("none", "int8", "int4")
 
@@ -112,7 +121,7 @@ def _is_fast(cell: Cell) -> bool:
     if cell.is_compiled:
         return True
     # Of the torch pass what differs in more than the table of rotations, which the compiled pass shows at less cost.
-    return cell.model in ("llama", "qwen3-moe") or (cell.number_format, cell.model) in _FAST_IN_FLOAT32
+    return cell.model in ("llama", "qwen3-moe") or (cell.number_format, cell.model) in _FAST
 
 
 def _parameter(cell: Cell) -> Any:

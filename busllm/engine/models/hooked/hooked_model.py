@@ -7,6 +7,7 @@ Next on the path: `engine/attention/`, and `engine/sampler.py`.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,6 +18,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from busllm.engine.attention.protocol import Attention
 from busllm.engine.models.hooked.hook import AttentionCall, AttentionHook
+from busllm.engine.models.hooked.row_products import RowProducts
 from busllm.engine.models.hooked.survey import Survey, survey
 from busllm.engine.models.protocol import AttentionShape
 from busllm.errors import EngineError, ModelError
@@ -51,6 +53,7 @@ class HookedModel:
         self._device = model.device
         self._hook = hook
         self._step: _Step | None = None
+        self._rows: AbstractContextManager[object] = RowProducts() if self._device.type == "cpu" else nullcontext()
         self._survey = self._look()
         self.config = HookedConfig(type(model).__name__, self._text.vocab_size, self._survey.shape)
 
@@ -90,15 +93,17 @@ class HookedModel:
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """(num_rows, hidden_size) → float32 (num_rows, vocab_size)."""
-        logits: torch.Tensor = self._head(inputs_embeds=states[None], use_cache=False).logits
+        with self._rows:
+            logits: torch.Tensor = self._head(inputs_embeds=states[None], use_cache=False).logits
         return logits[0].float()
 
     def _run(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        out = self._body(
-            input_ids=token_ids[None].to(self._device),
-            position_ids=positions[None].to(self._device),
-            use_cache=False,
-        )
+        with self._rows:
+            out = self._body(
+                input_ids=token_ids[None].to(self._device),
+                position_ids=positions[None].to(self._device),
+                use_cache=False,
+            )
         states: torch.Tensor = out.last_hidden_state[0]
         return states
 
