@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from busllm.errors import ModelError
+from busllm.model_store.config_values import ConfigValues
 from busllm.model_store.content_digest import content_digest
 from busllm.model_store.files import ModelFiles, read_json
 from busllm.model_store.refusals import refuse_other_kinds
@@ -129,19 +130,20 @@ def _max_context_tokens(config: dict[str, Any], path: Path) -> int:
     Beyond that the whole sequence is rotated by other factors, also the keys that are in the cache already.
     """
     declared = _positive(config, _CONTEXT_KEYS, path)
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    values = ConfigValues(config, str(path))
+    rope = values.section_or_none("rope_parameters") or values.section_or_none("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type")) not in ("longrope", "su"):
         return declared
     key = "original_max_position_embeddings"
-    return min(declared, config.get(key) or rope.get(key) or declared)
+    original = values.whole_or_none(key) or ConfigValues(rope, str(path)).whole_or_none(key)
+    return min(declared, original or declared)
 
 
 def _positive(config: dict[str, Any], keys: tuple[str, ...], path: Path) -> int:
     """The first of several keys that is there."""
     for key in keys:
-        value = config.get(key)
-        if isinstance(value, int) and value > 0:
-            return value
+        if config.get(key) is not None:
+            return ConfigValues(config, str(path)).whole(key)
     raise ModelError(f"{path} does not say {' or '.join(keys)}.")
 
 

@@ -134,8 +134,11 @@ def _find_safetensors(folder: Path) -> tuple[Path, ...]:
     if not index.is_file():
         return tuple(sorted(folder.glob("*.safetensors")))
     weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict):
+    if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index} has no weight_map.")
+    for name, file_name in weight_map.items():
+        if not isinstance(file_name, str) or Path(file_name).is_absolute() or ".." in Path(file_name).parts:
+            raise ModelError(f"{index} says that {name!r} is in {file_name!r}, which is no file of this folder.")
     # Only the index says which shards belong together: a folder may also hold, say, an adapter.
     shards = tuple(folder / file_name for file_name in sorted(set(weight_map.values())))
     for shard in shards:

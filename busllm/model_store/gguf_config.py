@@ -10,11 +10,13 @@ Next on the path: `derive.py` writes both files.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from busllm.errors import ModelError
+from busllm.model_store.config_values import ConfigValues
 from busllm.model_store.gguf_file import GgufFile
 
 # GGUF architecture → (Hugging Face model_type, class)
@@ -55,19 +57,23 @@ def model_config(file: GgufFile) -> dict[str, Any]:
     arch = architecture(file)
     numbers = _Numbers(file, arch)
     model_type, class_name = ARCHITECTURES[arch]
+    if "token_embd.weight" not in file.tensors:
+        raise ModelError(f"{file.path} has no tensor 'token_embd.weight'.")
     hidden_size, num_heads = numbers.count("embedding_length"), numbers.count("attention.head_count")
+    num_layers, num_kv_heads = numbers.count("block_count"), numbers.count("attention.head_count_kv", num_heads)
     head_dim = numbers.count("attention.key_length", hidden_size // num_heads)
     if (rotary := numbers.count("rope.dimension_count", head_dim)) != head_dim:
         raise ModelError(f"{file.path} rotates {rotary} of {head_dim} dimensions; only whole heads can be served.")
+    _check_shape(file, arch, num_layers, {"head_count": num_heads * head_dim, "head_count_kv": num_kv_heads * head_dim})
     config: dict[str, Any] = {
         "architectures": [class_name],
         "model_type": model_type,
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden_size,
         "intermediate_size": numbers.count("feed_forward_length"),
-        "num_hidden_layers": numbers.count("block_count"),
+        "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
-        "num_key_value_heads": numbers.count("attention.head_count_kv", num_heads),
+        "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,
         "max_position_embeddings": numbers.count("context_length"),
         "rms_norm_eps": numbers.real("attention.layer_norm_rms_epsilon"),
@@ -103,6 +109,20 @@ def generation_config(file: GgufFile) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
+def _check_shape(file: GgufFile, arch: str, num_layers: int, num_rows: Mapping[str, int]) -> None:
+    """Checks what the metadata says about layers and heads against the tensors, which are read by it."""
+    stored = {name.split(".")[1] for name in file.tensors if name.startswith("blk.")}
+    if len(stored) != num_layers:
+        raise ModelError(f"{file.path} has {arch}.block_count = {num_layers} and the tensors of {len(stored)} layers.")
+    for name, key in {"attn_q": "head_count", "attn_k": "head_count_kv"}.items():
+        tensor = file.tensors.get(f"blk.0.{name}.weight")
+        if tensor is not None and tensor.shape[0] != num_rows[key]:
+            raise ModelError(
+                f"{file.path}: {arch}.attention.{key} asks for {num_rows[key]} rows in 'blk.0.{name}.weight', "
+                f"which has {tensor.shape[0]}."
+            )
+
+
 class _Numbers:
     """The numbers of one architecture, whose keys begin with its name."""
 
@@ -121,14 +141,17 @@ class _Numbers:
     def count(self, key: str, default: int | None = None) -> int:
         value = self._find(key)
         if isinstance(value, list):
-            if len(set(value)) != 1:
+            if not value or any(one != value[0] for one in value):
                 raise ModelError(f"{self._file.path}: {self._arch}.{key} differs between layers, which is not served.")
             value = value[0]
-        return int(self._or_default(key, value, default))
+        name = f"{self._arch}.{key}"
+        return ConfigValues({name: self._or_default(key, value, default)}, str(self._file.path)).whole(name)
 
     def real(self, key: str, default: float | None = None) -> float:
         # The shortest decimal that is the same float32: 1e-05, where the file's bytes read 9.999999747378752e-06.
-        return float(str(np.float32(self._or_default(key, self._find(key), default))))
+        name = f"{self._arch}.{key}"
+        value = ConfigValues({name: self._or_default(key, self._find(key), default)}, str(self._file.path)).real(name)
+        return float(str(np.float32(value)))
 
     def text(self, key: str) -> str | None:
         value = self._find(key)

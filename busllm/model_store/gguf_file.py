@@ -20,10 +20,13 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize as gguf_dequantize
 
 from busllm.errors import ModelError
+from busllm.model_store.config_values import ConfigValues
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
+_ALIGNMENT = "general.alignment"
 _DEFAULT_ALIGNMENT_BYTES = 32
+_MAX_DIMENSIONS = 4
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 # value type number → struct code
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
@@ -122,7 +125,7 @@ class GgufFile:
             raise ModelError(f"{path} cannot be opened: {error}") from error
         try:
             self._read()
-        except (struct.error, OverflowError, MemoryError) as error:
+        except (struct.error, OverflowError, MemoryError, RecursionError) as error:
             raise ModelError(f"{path} is not a complete GGUF file: {error}. Fetch it again.") from error
 
     def __enter__(self) -> Self:
@@ -159,7 +162,7 @@ class GgufFile:
             key = cursor.string()
             self.metadata[key] = cursor.value(cursor.scalar("I"))
         infos = [self._read_info(cursor) for _ in range(num_tensors)]
-        alignment = int(self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT_BYTES))
+        alignment = ConfigValues(self.metadata, str(self.path)).whole(_ALIGNMENT, default=_DEFAULT_ALIGNMENT_BYTES)
         data_start = -(-cursor.position // alignment) * alignment
         for name, quantization, shape, offset in infos:
             self.tensors[name] = self._map(name, quantization, shape, data_start + offset)
@@ -167,6 +170,8 @@ class GgufFile:
     def _read_info(self, cursor: _Cursor) -> tuple[str, GGMLQuantizationType, tuple[int, ...], int]:
         name = cursor.string()
         num_dimensions = cursor.scalar("I")
+        if num_dimensions > _MAX_DIMENSIONS:
+            raise ModelError(f"{self.path}: tensor {name!r} has {num_dimensions} dimensions. Fetch it again.")
         shape = tuple(cursor.scalar("Q") for _ in range(num_dimensions))[::-1]
         number = cursor.scalar("I")
         try:

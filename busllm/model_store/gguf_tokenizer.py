@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from busllm.errors import ModelError
+from busllm.model_store.config_values import ConfigValues
 from busllm.model_store.gguf_file import GgufFile
 from busllm.model_store.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
@@ -60,7 +61,7 @@ def tokenizer_config(file: GgufFile, max_context_tokens: int) -> dict[str, Any]:
     names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
     for gguf_name, name in names.items():
         token_id = file.metadata.get(f"tokenizer.ggml.{gguf_name}_token_id")
-        if token_id is not None and token_id < len(tokens):
+        if isinstance(token_id, int) and 0 <= token_id < len(tokens):
             config[f"{name}_token"] = tokens[token_id]
     return config
 
@@ -90,15 +91,15 @@ def _added_tokens(metadata: dict[str, Any], tokens: list[str]) -> list[dict[str,
             "normalized": False,
             "special": kind in special_types,
         }
-        for token_id, kind in enumerate(types)
+        for token_id, kind in enumerate(types[: len(tokens)])
         if kind in special_types or kind == _USER_DEFINED
     ]
 
 
 def _post_processor(metadata: dict[str, Any], tokens: list[str], adds_bos: bool) -> dict[str, Any] | None:
     """Puts BOS before and EOS after a text, where the model was trained so."""
-    before = metadata.get("tokenizer.ggml.bos_token_id") if _says(metadata, "add_bos_token", adds_bos) else None
-    after = metadata.get("tokenizer.ggml.eos_token_id") if _says(metadata, "add_eos_token", False) else None
+    before = _token_id(metadata, "bos_token_id", tokens) if _says(metadata, "add_bos_token", adds_bos) else None
+    after = _token_id(metadata, "eos_token_id", tokens) if _says(metadata, "add_eos_token", False) else None
     if before is None and after is None:
         return None
     ids = {tokens[token_id]: token_id for token_id in (before, after) if token_id is not None}
@@ -117,6 +118,13 @@ def _post_processor(metadata: dict[str, Any], tokens: list[str], adds_bos: bool)
         "pair": template("A", 0) + template("B", 1),
         "special_tokens": {text: {"id": text, "ids": [number], "tokens": [text]} for text, number in ids.items()},
     }
+
+
+def _token_id(metadata: dict[str, Any], name: str, tokens: list[str]) -> int | None:
+    key = f"tokenizer.ggml.{name}"
+    if metadata.get(key) is None:
+        return None
+    return ConfigValues(metadata, "The GGUF file").whole(key, at_least=0, at_most=len(tokens) - 1)
 
 
 def _says(metadata: dict[str, Any], key: str, default: bool) -> bool:

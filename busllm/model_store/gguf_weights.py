@@ -141,7 +141,12 @@ def row_order(num_rows: int, num_heads: int) -> np.ndarray[Any, np.dtype[np.intp
 
     Returns:
         intp [num_rows]: row i of Hugging Face's matrix is row `result[i]` of the file.
+
+    Raises:
+        ModelError: the rows are not those of so many heads.
     """
+    if num_rows % (2 * num_heads):
+        raise ModelError(f"{num_rows} rows of queries or keys are not those of {num_heads} heads.")
     halves = np.arange(num_rows).reshape(num_heads, num_rows // num_heads // 2, 2)
     # [head, pair, half] → [head, half, pair]
     return halves.swapaxes(1, 2).reshape(num_rows)

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from busllm.errors import ModelError
+from busllm.model_store.config_values import ConfigValues
 
 _PURPOSES: Mapping[str, str] = MappingProxyType(
     {  # by the end of an architecture's name
@@ -37,7 +38,7 @@ def refuse_other_kinds(config: Mapping[str, Any]) -> None:
     Raises:
         ModelError: and why.
     """
-    for name in config.get("architectures") or ():
+    for name in ConfigValues(config).texts_or_none("architectures") or ():
         if config.get("is_encoder_decoder"):
             raise _refusal(name, "it has an encoder, and only decoder models are served")
         if name.endswith(_HAS_A_HEAD):

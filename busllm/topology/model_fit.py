@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from busllm.errors import ConfigError
+from busllm.model_store.config_values import ConfigValues
 from busllm.model_store.description import text_config
 from busllm.model_store.files import ModelFiles, read_json
 from busllm.topology.config import DEFAULT_KV_TOKENS, SchedulerConfig, Topology
@@ -39,15 +40,16 @@ def attention_shape(files: ModelFiles) -> AttentionShape | None:
     if files.config is None:
         return None
     config = text_config(read_json(files.config))
-    num_heads, num_layers = config.get("num_attention_heads"), config.get("num_hidden_layers")
-    hidden_size = config.get("hidden_size")
-    if not isinstance(num_heads, int) or not isinstance(num_layers, int) or not isinstance(hidden_size, int):
+    values = ConfigValues(config, str(files.config))
+    num_heads, num_layers = values.whole_or_none("num_attention_heads"), values.whole_or_none("num_hidden_layers")
+    hidden_size = values.whole_or_none("hidden_size")
+    if num_heads is None or num_layers is None or hidden_size is None:
         return None
     return AttentionShape(
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=config.get("num_key_value_heads") or num_heads,
-        head_dim=config.get("head_dim") or hidden_size // num_heads,
+        num_kv_heads=values.whole_or_none("num_key_value_heads") or num_heads,
+        head_dim=values.whole_or_none("head_dim") or hidden_size // num_heads,
     )
 
 

@@ -67,7 +67,7 @@ def test_an_architecture_without_a_decoder_of_its_own_is_named_with_those_that_h
         ("quantization_config", {"quant_method": "gptq"}, "gptq"),
         ("num_key_value_heads", 4, "evenly"),
         ("vocab_size", None, "vocab_size"),
-        ("rope_parameters", {"rope_type": "longrope"}, "longrope"),
+        ("rope_parameters", {"rope_type": "longrope"}, "no short_factor"),
     ],
 )
 def test_a_configuration_that_is_not_covered_is_refused(tiny: Path, key: str, value: object, message: str) -> None:

@@ -15,9 +15,14 @@ import msgspec
 
 from busllm.engine.models.rope_config import RopeConfig, read_rope
 from busllm.errors import ModelError
+from busllm.model_store.config_values import ConfigValues
 
 if TYPE_CHECKING:
     from busllm.engine.models.protocol import AttentionShape
+
+
+_DEFAULT_WINDOW = 4096
+MAX_LAYERS = 10_000  # more are a damaged file, and there is a window for each
 
 
 class ExpertsConfig(msgspec.Struct, frozen=True):
@@ -102,26 +107,31 @@ class _Traits(NamedTuple):
     has_experts: bool = False
 
 
+def _window(raw: Mapping[str, Any]) -> int | None:
+    return ConfigValues({"sliding_window": _DEFAULT_WINDOW} | dict(raw)).whole_or_none("sliding_window")
+
+
 def _mistral_windows(raw: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
-    return (raw.get("sliding_window", 4096),) * num_layers
+    return (_window(raw),) * num_layers
 
 
 def _qwen_windows(raw: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
-    window = raw.get("sliding_window", 4096) if raw.get("use_sliding_window", False) else None
-    layer_types = raw.get("layer_types")
+    values = ConfigValues(raw)
+    window = _window(raw) if values.flag("use_sliding_window") else None
+    layer_types = values.texts_or_none("layer_types")
     if layer_types is None:
-        first_windowed = raw.get("max_window_layers", 28)
+        first_windowed = values.whole("max_window_layers", default=28, at_least=0)
         return tuple(window if layer >= first_windowed else None for layer in range(num_layers))
     return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
 
 
 def _qwen_moe_windows(raw: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
-    return (raw.get("sliding_window", 4096) if raw.get("use_sliding_window", False) else None,) * num_layers
+    return (_window(raw) if ConfigValues(raw).flag("use_sliding_window") else None,) * num_layers
 
 
 def _llama(raw: Mapping[str, Any]) -> _Traits:
-    bias = bool(raw.get("attention_bias", False))
-    return _Traits(qkv_bias=bias, output_bias=bias, mlp_bias=bool(raw.get("mlp_bias", False)))
+    bias = ConfigValues(raw).flag("attention_bias")
+    return _Traits(qkv_bias=bias, output_bias=bias, mlp_bias=ConfigValues(raw).flag("mlp_bias"))
 
 
 def _mistral(raw: Mapping[str, Any]) -> _Traits:
@@ -133,7 +143,7 @@ def _qwen2(raw: Mapping[str, Any]) -> _Traits:
 
 
 def _qwen3(raw: Mapping[str, Any]) -> _Traits:
-    bias = bool(raw.get("attention_bias", False))
+    bias = ConfigValues(raw).flag("attention_bias")
     return _Traits(
         qkv_bias=bias,
         output_bias=bias,
@@ -144,7 +154,7 @@ def _qwen3(raw: Mapping[str, Any]) -> _Traits:
 
 
 def _qwen3_moe(raw: Mapping[str, Any]) -> _Traits:
-    bias = bool(raw.get("attention_bias", False))
+    bias = ConfigValues(raw).flag("attention_bias")
     return _Traits(qkv_bias=bias, output_bias=bias, qk_norm=True, windows=_qwen_moe_windows, has_experts=True)
 
 
@@ -164,25 +174,25 @@ def architecture_of(raw: Mapping[str, Any]) -> str:
     Raises:
         ModelError: it names none, or weights in a format that cannot be read.
     """
-    names = raw.get("architectures")
-    if not isinstance(names, list) or not names:
+    names = ConfigValues(raw).texts_or_none("architectures")
+    if not names:
         raise ModelError("config.json does not name an architecture (architectures).")
     quantization = raw.get("quantization_config")
     if quantization is not None:
-        method = quantization.get("quant_method", "unknown")
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
         raise ModelError(
             f"The weights are stored in the format {method!r}, which is not supported. "
             "Use the unquantized safetensors of the model, or a GGUF."
         )
-    return str(names[0])
+    return names[0]
 
 
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Reads a decoded `config.json`.
 
     Raises:
-        ModelError: the architecture is not supported, a value is missing, or the file asks for something that the
-            decoder does not do (another activation, part-rotated heads, a packed format inside safetensors).
+        ModelError: the architecture is not supported, a value is missing or impossible, or the file asks for something
+            that the decoder does not do (another activation, part-rotated heads, a packed format inside safetensors).
     """
     architecture = architecture_of(raw)
     traits_of = _ARCHITECTURES.get(architecture)
@@ -190,33 +200,32 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
         known = ", ".join(SUPPORTED_ARCHITECTURES)
         raise ModelError(f"{architecture} has no decoder of its own. These have: {known}.")
     _refuse_what_is_not_done(raw)
-    traits = traits_of(raw)
-    hidden_size, num_heads = (
-        _whole(raw, "hidden_size"),
-        _whole(raw, "num_attention_heads"),
-    )
-    num_layers = _whole(raw, "num_hidden_layers")
-    num_kv_heads = raw.get("num_key_value_heads") or num_heads
-    head_dim = raw.get("head_dim") or traits.default_head_dim or hidden_size // num_heads
+    traits, values = traits_of(raw), ConfigValues(raw)
+    hidden_size, num_heads = values.whole("hidden_size"), values.whole("num_attention_heads")
+    num_layers = values.whole("num_hidden_layers", at_most=MAX_LAYERS)
+    num_kv_heads = values.whole_or_none("num_key_value_heads") or num_heads
+    head_dim = values.whole_or_none("head_dim") or traits.default_head_dim or hidden_size // num_heads
+    if not head_dim or head_dim % 2:
+        raise ModelError(f"config.json has heads of {head_dim} numbers (head_dim); rotary pairs need an even count.")
     if num_heads % num_kv_heads:
         raise ModelError(f"{num_heads} attention heads cannot share {num_kv_heads} key-value heads evenly.")
     windows = traits.windows(raw, num_layers)
     if len(windows) != num_layers:
         raise ModelError(f"config.json describes {len(windows)} layer_types for {num_layers} layers.")
-    max_context_tokens = _whole(raw, "max_position_embeddings")
+    max_context_tokens = values.whole("max_position_embeddings")
     return ModelConfig(
         architecture=architecture,
-        vocab_size=_whole(raw, "vocab_size"),
+        vocab_size=values.whole("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_whole(raw, "intermediate_size"),
+        intermediate_size=values.whole("intermediate_size"),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=values.real("rms_norm_eps", default=1e-6, may_be_zero=True),
         max_context_tokens=max_context_tokens,
         rope=read_rope(raw, head_dim, max_context_tokens),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        tie_word_embeddings=values.flag("tie_word_embeddings"),
         qkv_bias=traits.qkv_bias,
         output_bias=traits.output_bias,
         mlp_bias=traits.mlp_bias,
@@ -227,28 +236,23 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def _experts(raw: Mapping[str, Any], num_layers: int) -> ExpertsConfig | None:
-    num_experts = raw.get("num_experts", raw.get("num_local_experts", 128))
-    step, dense = raw.get("decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
+    values = ConfigValues(raw)
+    key = "num_experts" if "num_experts" in raw else "num_local_experts"
+    num_experts = values.whole(key, default=128, at_least=0)
+    step, dense = values.whole("decoder_sparse_step", default=1), values.wholes("mlp_only_layers")
     layers = frozenset(layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0)
     if not num_experts or not layers:
         return None
-    experts_per_token = _whole(raw, "num_experts_per_tok")
+    experts_per_token = values.whole("num_experts_per_tok")
     if experts_per_token > num_experts:
         raise ModelError(f"config.json sends a token through {experts_per_token} of {num_experts} experts.")
     return ExpertsConfig(
         layers=layers,
         num_experts=num_experts,
         experts_per_token=experts_per_token,
-        intermediate_size=_whole(raw, "moe_intermediate_size"),
-        normalizes=bool(raw.get("norm_topk_prob", False)),
+        intermediate_size=values.whole("moe_intermediate_size"),
+        normalizes=values.flag("norm_topk_prob"),
     )
-
-
-def _whole(raw: Mapping[str, Any], key: str) -> int:
-    value = raw.get(key)
-    if not isinstance(value, int) or value < 1:
-        raise ModelError(f"config.json has {key} = {value!r}; a whole number of at least 1 is needed.")
-    return value
 
 
 def _refuse_what_is_not_done(raw: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from busllm.errors import ModelError
+from busllm.model_store.config_values import ConfigValues
 
 
 class LinearScaling(msgspec.Struct, frozen=True, tag="linear"):
@@ -95,70 +96,68 @@ def read_rope(raw: Mapping[str, Any], head_dim: int, max_context_tokens: int) ->
     """Reads the rotary settings of a decoded `config.json`.
 
     Raises:
-        ModelError: heads rotated in part, or a kind of scaling that is not supported.
+        ModelError: heads rotated in part, a kind of scaling that is not supported, or a value that is impossible.
     """
-    settings: dict[str, Any] = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    config = ConfigValues(raw)
+    settings = config.section_or_none("rope_parameters") or config.section_or_none("rope_scaling") or {}
+    values = ConfigValues(settings)
     if settings.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
         raise ModelError("config.json rotates a part of each head (partial_rotary_factor); this decoder rotates all.")
-    theta = float(settings.get("rope_theta", raw.get("rope_theta", 10000.0)))
+    theta = (values if "rope_theta" in settings else config).real("rope_theta", default=10000.0)
     kind = settings.get("rope_type", settings.get("type", "default"))
-    original = _original_context_tokens(raw, settings, max_context_tokens)
+    key = "original_max_position_embeddings"  # older configurations have it beside the rotary settings
+    original = config.whole_or_none(key) or values.whole_or_none(key) or max_context_tokens
     scaling: RopeScaling | None
     match kind:
         case "default" | "dynamic":
             # Dynamic NTK scaling begins beyond max_position_embeddings, where the context that is served ends.
             scaling = None
         case "linear":
-            scaling = LinearScaling(factor=float(settings["factor"]))
+            scaling = LinearScaling(factor=values.real("factor"))
         case "llama3":
-            scaling = Llama3Scaling(
-                factor=float(settings["factor"]),
-                low_freq_factor=float(settings["low_freq_factor"]),
-                high_freq_factor=float(settings["high_freq_factor"]),
-                original_context_tokens=original,
-            )
+            scaling = _read_llama3(values, original)
         case "yarn":
-            scaling = _read_yarn(settings, original, max_context_tokens)
+            scaling = _read_yarn(values, theta, original, max_context_tokens)
         case "longrope" | "su":
-            scaling = _read_longrope(settings, head_dim, original, max_context_tokens)
+            scaling = _read_longrope(values, head_dim, original, max_context_tokens)
         case _:
             known = "default, dynamic, linear, llama3, longrope, yarn"
             raise ModelError(f"rope scaling {kind!r} is not supported. Supported: {known}.")
     return RopeConfig(head_dim=head_dim, theta=theta, scaling=scaling)
 
 
-def _original_context_tokens(raw: Mapping[str, Any], settings: Mapping[str, Any], max_context_tokens: int) -> int:
-    """The context of the pre-training; older configurations have it beside the rotary settings."""
-    key = "original_max_position_embeddings"
-    return int(raw.get(key) or settings.get(key) or max_context_tokens)
+def _read_llama3(values: ConfigValues, original: int) -> Llama3Scaling:
+    low, high = values.real("low_freq_factor"), values.real("high_freq_factor")
+    if high <= low:
+        raise values.refusal("high_freq_factor", f"it must be over low_freq_factor ({low:g})")
+    return Llama3Scaling(values.real("factor"), low, high, original_context_tokens=original)
 
 
-def _read_longrope(
-    settings: Mapping[str, Any], head_dim: int, original: int, max_context_tokens: int
-) -> LongRopeScaling:
-    factors = settings.get("short_factor")
-    if not isinstance(factors, list) or len(factors) != head_dim // 2:
-        raise ModelError(f"config.json needs {head_dim // 2} numbers in short_factor to scale its rope by longrope.")
-    attention = settings.get("attention_factor")
+def _read_longrope(values: ConfigValues, head_dim: int, original: int, max_context_tokens: int) -> LongRopeScaling:
+    attention = values.real_or_none("attention_factor")
     if attention is None:
-        factor = float(settings.get("factor") or max_context_tokens / original)
-        attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
-    return LongRopeScaling(tuple(float(number) for number in factors), float(attention))
+        factor = values.real_or_none("factor") or max_context_tokens / original
+        attention = 1.0 if factor <= 1 or original == 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return LongRopeScaling(values.reals("short_factor", head_dim // 2), attention)
 
 
-def _read_yarn(settings: Mapping[str, Any], original: int, max_context_tokens: int) -> YarnScaling:
-    factor = float(settings.get("factor") or max_context_tokens / original)
-    if settings.get("mscale") and settings.get("mscale_all_dim") and settings.get("attention_factor") is None:
-        attention = _temperature(factor, settings["mscale"]) / _temperature(factor, settings["mscale_all_dim"])
-    else:
-        attention = settings.get("attention_factor") or _temperature(factor, 1.0)
+def _read_yarn(values: ConfigValues, theta: float, original: int, max_context_tokens: int) -> YarnScaling:
+    if theta <= 1:
+        raise ModelError(f"config.json has rope_theta = {theta:g}; yarn needs one over 1.")
+    factor = values.real_or_none("factor") or max_context_tokens / original
+    attention = values.real_or_none("attention_factor")
+    if attention is None:
+        mscale = values.real_or_none("mscale", may_be_zero=True)
+        of_all = values.real_or_none("mscale_all_dim", may_be_zero=True)
+        scaled = mscale and of_all and _temperature(factor, mscale) / _temperature(factor, of_all)
+        attention = scaled or _temperature(factor, 1.0)
     return YarnScaling(
         factor=factor,
-        beta_fast=float(settings.get("beta_fast") or 32),
-        beta_slow=float(settings.get("beta_slow") or 1),
+        beta_fast=values.real_or_none("beta_fast") or 32.0,
+        beta_slow=values.real_or_none("beta_slow") or 1.0,
         original_context_tokens=original,
-        attention_factor=float(attention),
-        truncate=bool(settings.get("truncate", True)),
+        attention_factor=attention,
+        truncate=values.flag("truncate", default=True),
     )
 
 
