@@ -106,7 +106,7 @@ def test_long_rope_is_served_up_to_where_its_factors_change(tmp_path: Path) -> N
     [
         ({"num_experts_per_tok": 9}, "through 9 of 5 experts"),
         ({"moe_intermediate_size": None}, "moe_intermediate_size"),
-        ({"rope_parameters": LONGROPE | {"short_factor": [1.0]}}, "8 numbers in short_factor"),
+        ({"rope_parameters": LONGROPE | {"short_factor": [1.0]}}, r"short_factor = \[1\.0\]; a list of 8 numbers"),
         ({"partial_rotary_factor": 0.5, "rope_parameters": None}, "partial_rotary_factor"),
         ({"layer_types": ["sliding_attention"], "architectures": ["Qwen3ForCausalLM"]}, "1 layer_types for 3 layers"),
     ],
