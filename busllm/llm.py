@@ -181,9 +181,11 @@ class LLM:
 
     def _run(self, all_ids: Sequence[tuple[int, ...]], all_params: Sequence[SamplingParams]) -> list[Completion]:
         answers: dict[str, _Answer] = {}
+        uids: list[str] = []
         try:
             for prompt_ids, params in zip(all_ids, all_params, strict=True):
                 uid: str = new_uid()
+                uids.append(uid)
                 self._engine.submit(_request(uid, prompt_ids, params))
                 answers[uid] = _Answer(prompt_ids, params, self._decoder(prompt_ids, params))
             open_uids = set(answers)
@@ -194,7 +196,7 @@ class LLM:
                 for tokens in output.tokens:
                     self._take(answers[tokens.uid], tokens, open_uids)
         finally:
-            for uid in answers:
+            for uid in uids:
                 self._engine.abort(uid)  # an error or Ctrl-C leaves nothing behind; ended ones are not there any more
         return [answer.completion() for answer in answers.values()]
 
@@ -235,13 +237,14 @@ def _request(uid: str, prompt_ids: Iterable[int], params: SamplingParams) -> Seq
 def _token_ids(entry: object) -> tuple[int, ...]:
     if not isinstance(entry, Iterable):
         raise InvalidRequest(f"prompts has {entry!r}; a prompt is a text or a list of token ids.", param="prompts")
-    ids = tuple(entry)
-    for token_id in ids:
+    ids: list[int] = []
+    for token_id in entry:
         if not isinstance(token_id, SupportsIndex):  # numpy's whole numbers are fine
             raise InvalidRequest(f"A prompt has the token id {token_id!r}; it must be a whole number.", param="prompts")
-        if not -(2**31) <= token_id.__index__() < 2**31:
+        ids.append(token_id.__index__())
+        if not -(2**31) <= ids[-1] < 2**31:
             raise InvalidRequest(f"A prompt has the token id {token_id}, which no model has.", param="prompts")
-    return ids
+    return tuple(ids)
 
 
 def _per_prompt(sampling: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import json
 import math
+import numbers
 import re
 
 import msgspec
@@ -20,6 +21,10 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIASES = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_SEED = 2**63 - 1
+_NUMBERS = (
+    *("temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens", "seed", "presence_penalty"),
+    *("frequency_penalty", "repetition_penalty", "logprobs", "prompt_logprobs"),
+)
 _MASK = 2**64 - 1
 
 
@@ -100,7 +105,12 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        """Takes the forms that people write: one stop string as it is, lists, a mapping of biases, -1 for all."""
+        """Takes the forms that people write: one stop string as it is, lists, a mapping of biases, -1 for all, numpy's
+        numbers."""
+        for field in _NUMBERS:
+            value = getattr(self, field)
+            if value is not None and type(value) not in (int, float, bool):
+                msgspec.structs.force_setattr(self, field, _plain(value))
         if self.top_k in (0, -1):
             msgspec.structs.force_setattr(self, "top_k", None)
         if isinstance(self.stop, str):
@@ -110,6 +120,24 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
                 msgspec.structs.force_setattr(self, field, tuple(getattr(self, field)))
         if isinstance(self.logit_bias, dict):
             msgspec.structs.force_setattr(self, "logit_bias", tuple(self.logit_bias.items()))
+        if any(type(number) not in (int, float) for pair in self.logit_bias if type(pair) is tuple for number in pair):
+            biases = tuple(tuple(_plain(number) for number in pair) for pair in self.logit_bias)
+            msgspec.structs.force_setattr(self, "logit_bias", biases)
+        if isinstance(self.stop_token_ids, tuple) and any(type(number) is not int for number in self.stop_token_ids):
+            msgspec.structs.force_setattr(self, "stop_token_ids", tuple(map(_plain, self.stop_token_ids)))
+
+
+def _plain(value: object) -> object:
+    """The same number as Python's own; anything else stays as it is, for `check_sampling` to refuse."""
+    match value:
+        case bool():
+            return value
+        case numbers.Integral():
+            return int(value)
+        case numbers.Real():
+            return float(value)
+        case _:
+            return value
 
 
 def _check_number(name: str, value: float, low: float, high: float) -> None:
@@ -138,7 +166,7 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
         InvalidRequest: names the first field that is out of range.
     """
     try:
-        msgspec.convert(msgspec.to_builtins(params), SamplingParams)
+        msgspec.convert(msgspec.to_builtins(params, enc_hook=repr), SamplingParams)
     except msgspec.ValidationError as error:
         raise _wrong_type(str(error)) from error
     _check_number("temperature", params.temperature, 0.0, 2.0)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import busllm
@@ -199,6 +200,43 @@ def test_what_is_no_prompt_is_refused_in_words(prompts: Any, words: str) -> None
     with busllm.LLM("null") as llm, pytest.raises(InvalidRequest, match=re.escape(words)) as error:
         llm.generate(prompts, busllm.SamplingParams(max_tokens=1))
     assert error.value.param == "prompts"
+
+
+class SpeechlessTokenizer:
+    """The tokenizer of an `LLM`, without the part that makes text."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.encode_batch = tokenizer.encode_batch
+
+
+def test_a_request_whose_text_cannot_be_made_leaves_nothing_behind() -> None:
+    params = busllm.SamplingParams(max_tokens=3, seed=1)
+    with busllm.LLM("null") as llm:
+        expected = llm.generate([[1, 2]], params)
+        tokenizer = llm._tokenizer
+        llm._tokenizer = SpeechlessTokenizer(tokenizer)  # type: ignore[assignment]
+        with pytest.raises(AttributeError):
+            llm.generate([[1, 2]], params)
+        llm._tokenizer = tokenizer
+        assert llm.engine.live() == []
+        assert llm.generate([[1, 2]], params) == expected
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    params = {"temperature": 0.5, "top_k": 7, "top_p": 0.5, "seed": 3, "max_tokens": 4}
+    biases, ends = {65: 1.0}, (66,)
+    with busllm.LLM("null") as llm:
+        plain = llm.generate([[1, 2]], busllm.SamplingParams(**params, logit_bias=biases, stop_token_ids=ends))
+        given = {
+            key: np.float32(value) if isinstance(value, float) else np.int64(value) for key, value in params.items()
+        }
+        of_numpy = busllm.SamplingParams(
+            **given,
+            logit_bias={np.int64(65): np.float64(1.0)},
+            stop_token_ids=[np.int32(66)],  # type: ignore[dict-item]
+        )
+        assert llm.generate([np.array([1, 2])], of_numpy) == plain
+    assert (type(of_numpy.temperature), type(of_numpy.top_k)) == (float, int)
 
 
 @pytest.mark.parametrize(
