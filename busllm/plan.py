@@ -102,12 +102,14 @@ class SampledRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
         token_ids: the new tokens, in order.
         logprobs: one per new token when the request asked for them, else empty.
         failure: why the sequence cannot go on, in words for its client; its tokens mean nothing then.
+        is_finite: the model's logits are numbers; if not, the tokens mean nothing.
     """
 
     slot: int
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     failure: str | None = None
+    is_finite: bool = True
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):

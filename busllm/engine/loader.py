@@ -17,6 +17,7 @@ import torch
 from busllm.engine.attention.choose import AUTO, attention_factory, chosen_name
 from busllm.engine.attention.protocol import AttentionFactory
 from busllm.engine.cuda_graph import recorder_for
+from busllm.engine.first_step import check_first_step
 from busllm.engine.foresight import Foreseen, foresee, own_shape
 from busllm.engine.forward_choice import ForwardPass, ForwardWish, Quantization, choose_forward
 from busllm.engine.model_runner import ModelRunner
@@ -79,7 +80,7 @@ def load_runner(
 
     Raises:
         ModelError: the files are missing or damaged, the architecture is not supported, tensors are missing, unknown
-            or of another shape, or the device or dtype cannot be used.
+            or of another shape, the model computes numbers that are not finite, or the device or dtype cannot be used.
         MissingPackage: the attention backend is not installed.
         ConfigError: quantised weights are asked for where they cannot be had, or pages that the forward pass that is
             asked for cannot have.
@@ -92,6 +93,8 @@ def load_runner(
         runner = _compiled_runner(files, foreseen.shape, config.quantization, grammars, progress)
     else:
         runner = _torch_runner(files, foreseen, config, device, group, grammars)
+        if group is None:  # ranks are not connected yet
+            check_first_step(runner)
     log = get_logger("busllm.engine").bind(model=runner.model.name, attention=runner.model.attention)
     log.info("loaded", device=str(device), not_compiled_because=foreseen.why_not_compiled)
     return runner

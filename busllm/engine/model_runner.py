@@ -263,7 +263,8 @@ class ModelRunner:
         for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
             self._last_sampled[slot] = (number, position)
         logprobs = None if sampled.logprobs is None else sampled.logprobs.to_host()
-        return replace(sampled, token_ids=copy_to_host(sampled.token_ids), logprobs=logprobs)
+        is_finite = None if sampled.is_finite is None else copy_to_host(sampled.is_finite)
+        return replace(sampled, token_ids=copy_to_host(sampled.token_ids), logprobs=logprobs, is_finite=is_finite)
 
     def _prompt_logprobs(
         self, row: PlanRow, index: int, batch: RaggedBatch, states: torch.Tensor, memory: _Allocated

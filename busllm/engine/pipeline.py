@@ -16,7 +16,7 @@ from busllm.engine.live_sequence import LiveSequence
 from busllm.engine.plan_draft import PlannedStep
 from busllm.engine.planner import Planner
 from busllm.engine.runner import Runner
-from busllm.errors import EngineError, InvalidRequest
+from busllm.errors import BusllmError, EngineError, InvalidRequest, ModelError
 from busllm.plan import PlanRow, PromptLogprobs, SampledRow, StepResult
 
 
@@ -36,8 +36,10 @@ class LandedRow(msgspec.Struct, frozen=True):
     prompt_logprobs: PromptLogprobs | None
 
     @property
-    def error(self) -> InvalidRequest | None:
+    def error(self) -> BusllmError | None:
         """Why the sequence cannot go on, if it cannot."""
+        if self.sampled is not None and not self.sampled.is_finite:
+            return ModelError("The model computed numbers that are not finite for this request, so it cannot go on.")
         if self.sampled is None or self.sampled.failure is None:
             return None
         grammar = self.seq.request.params.grammar

@@ -36,12 +36,14 @@ class Sampled:
         logprob_rows: the rows whose requests asked for log probabilities.
         logprobs: of these rows; None = there are none.
         failures: rows whose sequences cannot go on under their grammars, with the reason.
+        is_finite: bool (num_rows,), where `token_ids` is: whether a row's logits were numbers; None = not known here.
     """
 
     token_ids: torch.Tensor
     logprob_rows: tuple[int, ...]
     logprobs: PendingLogprobs | None
     failures: Mapping[int, str] = field(default_factory=dict)
+    is_finite: torch.Tensor | None = None
 
     def rows(self, slots: Sequence[int]) -> tuple[SampledRow, ...]:
         """One entry per row; what was copied to the host must have arrived.
@@ -51,9 +53,12 @@ class Sampled:
         """
         entries = [] if self.logprobs is None else self.logprobs.collect()
         logprobs = dict(zip(self.logprob_rows, entries, strict=True))
+        finite = [True] * len(slots) if self.is_finite is None else self.is_finite.tolist()
         return tuple(
-            SampledRow(slot, (token_id,), (logprobs[row],) if row in logprobs else (), self.failures.get(row))
-            for row, (slot, token_id) in enumerate(zip(slots, self.token_ids.tolist(), strict=True))
+            SampledRow(
+                slot, (token_id,), (logprobs[row],) if row in logprobs else (), self.failures.get(row), is_finite
+            )
+            for row, (slot, token_id, is_finite) in enumerate(zip(slots, self.token_ids.tolist(), finite, strict=True))
         )
 
 
@@ -74,7 +79,8 @@ def sample(
         masks: gives the masks of the rows that have a grammar; asked once, as late as possible. None = they are made
             here, by grammars that know all tokens.
     """
-    # A model whose numbers overflowed goes on with what is left of its row, and stays that row's own trouble.
+    is_finite = logits.amax(dim=-1).isfinite()  # NaN and infinity come through
+    # What is not finite ends its own sequence, once the host hears of it; until then it must not stop the others.
     logits.nan_to_num_(nan=IMPOSSIBLE, neginf=IMPOSSIBLE)
     asked = [states.params(slot).logprobs for slot in slots.tolist()]
     logprob_rows = tuple(row for row, num_top in enumerate(asked) if num_top is not None)
@@ -87,7 +93,7 @@ def sample(
     if raw is not None:
         num_top = [num_top for num_top in asked if num_top is not None]
         logprobs = token_logprobs(raw, token_ids[with_logprobs], num_top)
-    return Sampled(token_ids, logprob_rows, logprobs, failures)
+    return Sampled(token_ids, logprob_rows, logprobs, failures, is_finite)
 
 
 def _choose(

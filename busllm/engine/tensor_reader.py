@@ -25,6 +25,7 @@ class TensorAccount:
         self._taken: set[str] = set()
         self._missing: list[str] = []
         self._misshapen: list[str] = []
+        self._not_finite: list[str] = []
 
     def has(self, name: str) -> bool:
         """Whether a tensor is there, for those that a model may go without."""
@@ -42,8 +43,12 @@ class TensorAccount:
             return None
         return tensor
 
+    def not_finite(self, name: str) -> None:
+        """Notes a tensor with values that are no numbers: `finish` raises then."""
+        self._not_finite.append(name)
+
     def finish(self) -> None:
-        """Checks that everything was there and everything was used.
+        """Checks that everything was there, is finite, and was used.
 
         Raises:
             ModelError: names the tensors.
@@ -58,6 +63,11 @@ class TensorAccount:
         ]
         if problems:
             raise ModelError(f"The weights do not match config.json. {'; '.join(problems)}.")
+        if self._not_finite:
+            raise ModelError(
+                "The weights have values that are not finite, or too large for the number format they are kept in: "
+                f"{_listed(self._not_finite)}."
+            )
 
 
 class TensorReader:
@@ -90,7 +100,11 @@ class TensorReader:
         tensor = self._account.find(name, shape)
         if tensor is None:
             return torch.zeros(part.shape_of(shape), dtype=self._dtype, device=self._device)
-        return torch.tensor(tensor.to_float32(part)).to(self._device, self._dtype)
+        values = torch.tensor(tensor.to_float32(part)).to(self._device, self._dtype)
+        # A sum costs no memory, and NaN and infinity come through; so may the sum of very large numbers.
+        if not values.sum(dtype=torch.float32).isfinite() and not values.isfinite().all():
+            self._account.not_finite(name)
+        return values
 
 
 def _listed(names: list[str]) -> str:

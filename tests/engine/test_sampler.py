@@ -122,6 +122,14 @@ def test_a_row_that_overflowed_gives_a_token_and_leaves_its_neighbour_alone() ->
     assert all(np.isfinite(entry.chosen) for entry in logprobs.values())
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_row_with_a_value_that_is_no_number_is_told_apart(value: float) -> None:
+    logits = torch.zeros(3, VOCAB)
+    logits[1, 7], logits[2, 7] = value, -torch.inf  # a token that cannot come is no fault
+    sampled = sample(logits, np.arange(3), np.array([7] * 3), states_of(greedy(), greedy(), greedy()))
+    assert [row.is_finite for row in sampled.rows((0, 1, 2))] == [True, False, True]
+
+
 def test_the_settings_of_a_row_do_not_reach_another() -> None:
     loud = [
         SamplingParams(presence_penalty=2.0, frequency_penalty=2.0, repetition_penalty=3.0),

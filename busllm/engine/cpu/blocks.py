@@ -16,6 +16,8 @@ import numpy.typing as npt
 from busllm.engine.cpu.shapes import GROUP, Format, padded
 from busllm.model_store.weights import WeightTensor
 
+_EXPONENT_BITS = np.uint16(0x7F80)  # of a bfloat16; all set in NaN and infinity
+
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
@@ -45,6 +47,13 @@ class Blocks:
     values: npt.NDArray[Any]
     scales: Floats
     minimums: Floats
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all weights are numbers: a NaN or infinity in a group is one in its scale or minimum."""
+        if self.format is Format.BFLOAT16:
+            return not ((self.values & _EXPONENT_BITS) == _EXPONENT_BITS).any()
+        return bool(np.isfinite(self.scales).all() and np.isfinite(self.minimums).all())
 
     def padded_to(self, num_rows: int) -> Blocks:
         """With rows of zeros below."""

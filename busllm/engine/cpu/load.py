@@ -27,7 +27,7 @@ class TensorAccount(TensorSource, Protocol):
     """A checkpoint's tensors, with the account of what did not fit."""
 
     def finish(self) -> None:
-        """Checks that everything was there and everything was used.
+        """Checks that everything was there, is finite, and was used.
 
         Raises:
             ModelError: names the tensors.
@@ -59,10 +59,12 @@ def load_decoder(config: ModelConfig, checkpoint: Checkpoint, quantization: Quan
         quantization: of the weights.
 
     Raises:
-        ModelError: the tensors do not match the configuration, cannot be decoded, or changed while they were read.
+        ModelError: the tensors do not match the configuration, cannot be decoded, changed while they were read, or give
+            numbers that are not finite.
     """
     decoder = CpuDecoder(config, packed_weights(config, checkpoint, quantization))
-    logits_of(decoder, [0])  # loads compiled code, or makes it
+    if not logits_of(decoder, [0]).isfinite().all():  # loads compiled code, or makes it
+        raise ModelError("The model computes numbers that are not finite. A value of config.json may be wrong.")
     return decoder
 
 

@@ -35,6 +35,10 @@ class TensorSource(Protocol):
         """The tensor, or None (noted) when it is missing or has another shape."""
         ...
 
+    def not_finite(self, name: str) -> None:
+        """Notes a tensor with values that are no numbers."""
+        ...
+
 
 @dataclass(frozen=True)
 class PackedModel:
@@ -156,10 +160,14 @@ class Packer:
     def _matrix(self, name: str, parts: Mapping[str, tuple[int, int]], *, has_bias: bool, unit: int = VECTOR) -> None:
         found = {part: self._source.find(f"{part}.weight", shape) for part, shape in parts.items()}
         kind = self._format(name, [tensor for tensor in found.values() if tensor is not None])
-        blocks = [
-            quantise(np.zeros(parts[part], np.float32), kind) if tensor is None else read_blocks(tensor, kind)
-            for part, tensor in found.items()
-        ]
+        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is noted by its name
+            blocks = [
+                quantise(np.zeros(parts[part], np.float32), kind) if tensor is None else read_blocks(tensor, kind)
+                for part, tensor in found.items()
+            ]
+        for part, its_blocks in zip(parts, blocks, strict=True):
+            if not its_blocks.is_finite:
+                self._source.not_finite(f"{part}.weight")
         biases = [self._bias(part, shape[0], has_bias, unit) for part, shape in parts.items()]
         self._formats[name] = kind
         self._arrays[f"{name}.weights"] = pack(blocks, unit)
@@ -187,7 +195,10 @@ class Packer:
 
     def _vector(self, name: str, size: int) -> npt.NDArray[np.float32]:
         tensor = self._source.find(name, (size,))
-        return np.zeros(size, np.float32) if tensor is None else tensor.to_float32()
+        values = np.zeros(size, np.float32) if tensor is None else tensor.to_float32()
+        if not np.isfinite(values).all():
+            self._source.not_finite(name)
+        return values
 
     def _norms(self) -> None:
         config = self._config
