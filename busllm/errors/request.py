@@ -22,7 +22,7 @@ class ContextLengthExceeded(RequestError):
 
     code = "context_length_exceeded"
 
-    def __init__(self, num_prompt_tokens: int, max_context_tokens: int, param: str = "messages") -> None:
+    def __init__(self, num_prompt_tokens: int, max_context_tokens: int, param: str = "prompt") -> None:
         super().__init__(
             f"The prompt has {num_prompt_tokens} tokens, but this model's context is {max_context_tokens} tokens, "
             "prompt and answer together. Shorten the prompt.",
@@ -41,7 +41,7 @@ class NeverFits(RequestError):
         super().__init__(
             f"The prompt has {num_tokens} tokens, but the KV cache of this server holds {capacity_tokens} tokens. "
             "Shorten the prompt or start the server with a larger scheduler.kv_tokens.",
-            param="messages",
+            param="prompt",
         )
         self.num_tokens = num_tokens
         self.capacity_tokens = capacity_tokens

@@ -48,12 +48,7 @@ def _translated(grammar: Grammar) -> str:
     """The grammar in the library's notation."""
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
-            try:
-                return llguidance.LLMatcher.grammar_from_json_schema(
-                    grammar.text, defaults={"whitespace_pattern": WHITESPACE}
-                )
-            except ValueError as error:
-                raise InvalidRequest(f"{grammar.param} is no JSON schema: {error}", param=grammar.param) from error
+            return _json_schema(grammar)
         case GrammarKind.REGEX:
             return llguidance.LLMatcher.grammar_from_regex(grammar.text)
         case GrammarKind.CHOICE:
@@ -62,6 +57,19 @@ def _translated(grammar: Grammar) -> str:
             return llguidance.LLMatcher.grammar_from_lark(grammar.text)
         case _:
             assert_never(grammar.kind)
+
+
+def _json_schema(grammar: Grammar) -> str:
+    text = grammar.text.strip()
+    if text == "false":
+        raise InvalidRequest(f"{grammar.param} is the schema `false`, which no answer fits.", param=grammar.param)
+    try:
+        return llguidance.LLMatcher.grammar_from_json_schema(
+            "{}" if text == "true" else text,  # the same to JSON Schema; the library wants an object
+            defaults={"whitespace_pattern": WHITESPACE},
+        )
+    except ValueError as error:
+        raise InvalidRequest(f"{grammar.param} is no JSON schema: {error}", param=grammar.param) from error
 
 
 def _choice(grammar: Grammar) -> str:

@@ -17,6 +17,7 @@ from busllm.messages.columns import unpack_column, unpack_rows
 from busllm.messages.control import ERROR_PREFIX, raise_if_error
 from busllm.messages.parts import Joiner, Part
 from busllm.messages.to_frontend import Failed, StepText, Taken, ToFrontend, Tokenized, TokenText, decoder, remote_error
+from busllm.messages.to_tokenizer import ChatPrompt
 from busllm.requests.generation import ChoiceDelta
 from busllm.requests.live import Choice, LiveRequest, Phase, WaitsFor
 from busllm.requests.sending import Sender
@@ -125,7 +126,10 @@ class Replies:
             avoid = holders.get(failed.stage) if failed.code == Draining.code else None
             self._sender.send_on(live, failed.code, avoid=avoid, holder_died=False)
         else:
-            live.fail(remote_error(failed))
+            error = remote_error(failed)
+            if error.param == "prompt" and isinstance(live.request.prompts[0], ChatPrompt):
+                error.param = "messages"  # a stage that sees token ids cannot know what they were made of
+            live.fail(error)
             self._sender.abort(live)
         self._ended(live)
 

@@ -281,3 +281,10 @@ def test_more_grammars_than_are_kept_and_many_threads_at_once() -> None:
         matcher.take(list(word.encode()))
         assert matcher.is_complete
     assert len(loads) == 1
+
+
+def test_the_schema_true_takes_any_json_and_the_schema_false_is_refused_in_words() -> None:
+    anything = COMPILER.matcher(Grammar(GrammarKind.JSON_SCHEMA, " true "))
+    assert set(np.flatnonzero(anything.allowed())) >= set(b'{["t-0')
+    with pytest.raises(InvalidRequest, match="the schema `false`, which no answer fits"):
+        COMPILER.compiled(Grammar(GrammarKind.JSON_SCHEMA, "false", "structured_outputs.json"))

@@ -6,10 +6,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from busllm.errors import Aborted, BusllmError, QueueFull, RemoteError
+from busllm.errors import Aborted, BusllmError, NeverFits, QueueFull, RemoteError
 from busllm.messages.codec import unpack_ids
 from busllm.messages.to_frontend import Tokenized
+from busllm.messages.to_frontend import failed as failure_of
+from busllm.messages.to_tokenizer import ChatPrompt, Prompt, TextPrompt
+from busllm.requests.generation import GenerationRequest
 from busllm.requests.live import WaitsFor
+from busllm.sampling import SamplingParams
 from tests.requests.played import OTHER_SCHEDULER, TOKENIZER, Stages, failed, playing, read, request
 from tests.stages.wire import SCHEDULER, SUBJECTS
 
@@ -95,6 +99,21 @@ async def test_a_failure_that_cannot_be_retried_ends_it_everywhere(stages: Stage
     assert raised.value.code == "context_length_exceeded"
     assert stages.aborts(live) == [b""]
     assert stages.wire.events(live.uid)[-1] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"),
+    [(TextPrompt("abc"), "prompt"), (ChatPrompt([{"role": "user", "content": "abc"}]), "messages")],
+)
+async def test_a_scheduler_that_refuses_token_ids_blames_the_field_that_they_were_made_of(
+    stages: Stages, prompt: Prompt, field: str
+) -> None:
+    live = stages.owner.submit(GenerationRequest((prompt,), SamplingParams(seed=7), n=1))
+    await stages.until_running(live)
+    await stages.tell(live, failure_of(live.uid, 1, "scheduler", NeverFits(900, 64)))
+    with pytest.raises(RemoteError) as error:
+        await read(live)
+    assert (error.value.code, error.value.param) == ("exceeds_kv_capacity", field)
 
 
 async def test_a_full_queue_is_the_clients_to_know(stages: Stages) -> None:

@@ -18,7 +18,7 @@ from busllm.sampling import Grammar, GrammarKind
 _ANY_OBJECT = '{"type":"object"}'
 _FORMATS = ("text", "json_object", "json_schema")
 
-Schema = Annotated[dict[str, Any], Meta(description="A JSON schema.")]
+Schema = Annotated[dict[str, Any] | bool, Meta(description="A JSON schema.")]
 
 
 class NamedSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,7 +40,9 @@ class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the answer must look like, in one of more forms than OpenAI has."""
 
-    json: Annotated[dict[str, Any] | str | None, Meta(description="A JSON schema, as it is or as a text.")] = None
+    json: Annotated[dict[str, Any] | bool | str | None, Meta(description="A JSON schema, as it is or as a text.")] = (
+        None
+    )
     json_object: Annotated[bool | None, Meta(description="true = any JSON object.")] = None
     regex: Annotated[str | None, Meta(description="A regular expression that the whole answer matches.")] = None
     choice: Annotated[list[str] | None, Meta(description="The answer is one of these texts.")] = None
@@ -81,7 +83,9 @@ def _of_format(asked: ResponseFormat) -> Grammar | None:
 
 
 def _of_outputs(asked: StructuredOutputs) -> Grammar:
-    given = {name: value for name, value in msgspec.structs.asdict(asked).items() if value not in (None, False)}
+    given = {name: value for name, value in msgspec.structs.asdict(asked).items() if value is not None}
+    if given.get("json_object") is False:
+        del given["json_object"]
     if len(given) != 1:
         raise InvalidRequest(
             f"structured_outputs has {len(given)} of {', '.join(asked.__struct_fields__)}; it must have one.",
@@ -102,5 +106,5 @@ def _of_outputs(asked: StructuredOutputs) -> Grammar:
             return Grammar(GrammarKind.LARK, value, param)
 
 
-def _schema(schema: dict[str, Any], param: str) -> Grammar:
+def _schema(schema: dict[str, Any] | bool, param: str) -> Grammar:
     return Grammar(GrammarKind.JSON_SCHEMA, msgspec.json.encode(schema).decode(), param)

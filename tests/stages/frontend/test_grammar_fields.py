@@ -53,6 +53,16 @@ def test_a_schema_keeps_the_order_of_its_keys_and_its_large_numbers() -> None:
         assert list(json.loads(grammar.text)["properties"]) == ["b", "a"]
 
 
+@pytest.mark.parametrize("schema", [True, False])
+def test_true_and_false_are_schemas_too(schema: bool) -> None:
+    text = json.dumps(schema)
+    named = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    assert asked(response_format=named) == Grammar(GrammarKind.JSON_SCHEMA, text, "response_format.json_schema.schema")
+    assert asked(structured_outputs={"json": schema}) == Grammar(
+        GrammarKind.JSON_SCHEMA, text, "structured_outputs.json"
+    )
+
+
 def test_each_form_has_its_kind_and_names_its_field() -> None:
     assert asked(structured_outputs={"regex": "[0-9]+"}) == Grammar(
         GrammarKind.REGEX, "[0-9]+", "structured_outputs.regex"
