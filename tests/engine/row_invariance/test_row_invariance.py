@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from busllm.engine.loader import load_runner
 from busllm.engine.model_runner import ModelRunner
@@ -18,7 +19,7 @@ from busllm.grammar.compiler import GrammarCompiler
 from busllm.testing.engine_driver import sequence_request
 from busllm.testing.plan_driver import DrivenSequence, PlanDriver
 from busllm.text.vocabulary import load_vocabulary
-from tests.engine.row_invariance.cells import CELLS, DEFAULT_MODEL
+from tests.engine.row_invariance.cells import CELLS, DEFAULT_MODEL, Cell
 from tests.engine.row_invariance.requests import (
     MAX_TOKENS,
     PAGE_TOKENS,
@@ -48,11 +49,20 @@ class Loaded:
 
 
 @pytest.fixture(scope="module", params=CELLS)
-def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
-    files = request.param.files(tmp_path_factory.mktemp("cell"))
+def cell(request: pytest.FixtureRequest) -> Iterator[Cell]:
+    """On one thread: steps take microseconds, and on a busy machine threads that wait for each other take seconds."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield request.param
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="module")
+def loaded(cell: Cell, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+    files = cell.files(tmp_path_factory.mktemp("cell"))
     grammars = GrammarCompiler(lambda: load_vocabulary(files))
-    runner = load_runner(files, request.param.load_config, grammars=grammars)
-    requests = make_requests(49152 if request.param.model == DEFAULT_MODEL else 256)
+    runner = load_runner(files, cell.load_config, grammars=grammars)
+    requests = make_requests(49152 if cell.model == DEFAULT_MODEL else 256)
     yield Loaded(runner, grammars, requests, alone(make_engine(runner, grammars, prefix_cache=False), requests))
     runner.close()
 
