@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +26,18 @@ from tests.engine.tiny import assert_same_bits, greedy, prompts
 Quantization = Literal["none", "int8", "int4"]
 FORMATS = {"none": Format.BFLOAT16, "int8": Format.INT8, "int4": Format.INT4}
 PROMPTS = prompts((1, 2, 15, 16, 17, 33, 70, 130))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny steps: on a busy machine, threads that wait for each other take seconds.
+
+    `test_default_model.py` compares rows that several threads compute.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 def load(directory: Path, quantization: Quantization = "int8") -> ModelRunner:
