@@ -95,5 +95,5 @@ def assert_textbook(
 
 
 def test_an_unknown_backend_is_named_with_the_ones_there_are() -> None:
-    with pytest.raises(MissingPackage, match="Built in: torch"):
+    with pytest.raises(MissingPackage, match="Built in: auto, torch"):
         attention_factory("trch")
