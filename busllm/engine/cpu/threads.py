@@ -6,13 +6,12 @@ Next on the path: `cpu_decoder.py`.
 
 A step has hundreds of short parallel pieces. On cores of its own two threads are faster than one. Beside processes that
 never rest, a thread that has lost its core holds up every piece, and one thread alone can be several times faster.
-Which of the two it is changes from second to second, so it is measured; and since single steps are late for many
-reasons, medians are compared, and one thread must win clearly.
+Which of the two it is changes from second to second, so it is measured; and since steps are late for many reasons (the
+first ones, which touch new memory, always), the fastest of the latest are compared, and one thread must win clearly.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 
 import numba
@@ -20,7 +19,8 @@ import torch
 
 TRIAL_EVERY = 32  # steps after which the slower choice is tried again
 RARE_TRIAL_EVERY = 128  # the same, when it was slower by more than half
-RECENT = 5  # steps whose median counts
+FIRST_STEPS = 4  # in which both are tried in turn
+RECENT = 5  # steps of which the fastest counts
 CLEARLY = 0.8  # of the time of all cores, that one core may take to be chosen
 
 
@@ -47,11 +47,9 @@ class ThreadChoice:
             return 1
         size = num_rows.bit_length()
         step = self._steps[size] = self._steps.get(size, 0) + 1
-        alone, together = (self._median_s(size, threads) for threads in (1, self._most))
-        if together is None:
-            return self._most
-        if alone is None:
-            return 1
+        alone, together = (self._fastest_s(size, threads) for threads in (1, self._most))
+        if alone is None or together is None or step <= FIRST_STEPS:
+            return 1 if step % 2 == 0 else self._most
         better, other = (1, self._most) if alone < CLEARLY * together else (self._most, 1)
         is_close = max(alone, together) < 1.5 * min(alone, together)
         return other if step % (TRIAL_EVERY if is_close else RARE_TRIAL_EVERY) == 0 else better
@@ -60,6 +58,6 @@ class ThreadChoice:
         """Learns how long a step took."""
         self._times_s.setdefault((num_rows.bit_length(), threads), deque(maxlen=RECENT)).append(duration_s)
 
-    def _median_s(self, size: int, threads: int) -> float | None:
+    def _fastest_s(self, size: int, threads: int) -> float | None:
         times_s = self._times_s.get((size, threads))
-        return statistics.median(times_s) if times_s else None
+        return min(times_s) if times_s else None

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from busllm.engine.cpu.threads import RARE_TRIAL_EVERY, TRIAL_EVERY, ThreadChoice
+from busllm.engine.cpu.threads import FIRST_STEPS, RARE_TRIAL_EVERY, TRIAL_EVERY, ThreadChoice
 
 
 def run(choice: ThreadChoice, rows: int, times_s: dict[int, float], steps: int) -> list[int]:
@@ -20,18 +20,19 @@ def run(choice: ThreadChoice, rows: int, times_s: dict[int, float], steps: int) 
 
 def test_one_core_is_taken_where_it_is_clearly_faster_and_the_other_choice_tried_now_and_then() -> None:
     chosen = run(ThreadChoice(4), 1, {1: 0.0025, 4: 0.002}, 5 * TRIAL_EVERY)
-    assert chosen[:2] == [4, 1]
-    assert chosen.count(1) == 6
+    assert chosen[:FIRST_STEPS] == [4, 1, 4, 1]
+    assert chosen.count(1) == FIRST_STEPS // 2 + 5
     chosen = run(ThreadChoice(4), 1, {1: 0.003, 4: 0.020}, 4 * RARE_TRIAL_EVERY)
-    assert chosen.count(4) == 5
+    assert chosen.count(4) == FIRST_STEPS // 2 + 4
     chosen = run(ThreadChoice(4), 1, {1: 0.0019, 4: 0.002}, 5 * TRIAL_EVERY)
-    assert chosen.count(1) == 6
+    assert chosen.count(1) == FIRST_STEPS // 2 + 5
 
 
-def test_single_late_steps_do_not_change_the_choice() -> None:
+def test_single_late_steps_do_not_change_the_choice_nor_does_a_late_beginning() -> None:
     choice = ThreadChoice(2)
-    run(choice, 2, {1: 0.003, 2: 0.002}, 10)
-    for _ in range(2):
+    choice.took(2, 2, 0.5)
+    assert run(choice, 2, {1: 0.003, 2: 0.002}, 20)[FIRST_STEPS:].count(1) == 0
+    for _ in range(4):
         choice.took(2, 2, 0.1)
     assert choice.choose(2) == 2
 
@@ -40,7 +41,7 @@ def test_it_changes_its_mind_when_the_machine_gets_busy_and_when_it_is_free_agai
     choice = ThreadChoice(2)
     run(choice, 2, {1: 0.003, 2: 0.002}, 50)
     assert run(choice, 2, {1: 0.004, 2: 0.030}, 50)[-16:].count(2) <= 1
-    assert run(choice, 2, {1: 0.003, 2: 0.002}, 10 * RARE_TRIAL_EVERY)[-16:].count(1) <= 1
+    assert run(choice, 2, {1: 0.003, 2: 0.002}, RARE_TRIAL_EVERY + 16)[-16:].count(1) <= 1
 
 
 def test_steps_of_other_sizes_are_judged_by_themselves() -> None:
