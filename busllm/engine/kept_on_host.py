@@ -23,7 +23,7 @@ _SHIFT = _SIGNIFICAND_BITS - _PARTS_BITS
 _NUM_OCTAVES = 64  # what is 2^-64 of the largest or less is in the lowest bucket
 _LOWEST = (_EXPONENT_OF_ONE - _NUM_OCTAVES) << _PARTS_BITS
 _NUM_BUCKETS = (_NUM_OCTAVES << _PARTS_BITS) + 1
-_LIKELY = 2.0**-10  # most distributions reach their share among a few hundred weights above it
+_LIKELY = (2.0**-10, 2.0**-16)  # most distributions reach their share among the few hundred or thousand weights above
 
 Weights = npt.NDArray[np.float64]
 
@@ -78,9 +78,10 @@ def _count_kept(weights: Weights, top_k: int, top_p: float) -> tuple[int, float]
 def _reach(weights: Weights, top_p: float) -> tuple[int, float]:
     """How many of the largest weights have a share of `top_p` of the sum, and the smallest of them."""
     wanted = top_p * weights.sum()
-    likely = weights[weights >= _LIKELY]
-    if likely.sum() < wanted:
-        likely = weights
+    for least in (*_LIKELY, 0.0):
+        likely = weights[weights >= least]
+        if likely.sum() >= wanted:
+            break
     buckets = likely.view(np.int64) >> _SHIFT
     buckets -= _LOWEST
     np.maximum(buckets, 0, out=buckets)
