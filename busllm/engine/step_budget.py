@@ -7,7 +7,6 @@ Next on the path: `engine/planner.py` fills a step up to it.
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 
 from busllm.engine.config import EngineConfig
@@ -19,7 +18,7 @@ TOKENS_ON_DEVICE = 2048  # where steps overlap, their time is not that of their 
 FIRST_TOKENS = 256  # before anything was measured
 LEAST_TOKENS = 64
 _UNIT = 16
-_RECENT = 5  # steps whose median counts
+_RECENT = 5  # steps of which the second slowest counts: most take less than the limit, one late one changes little
 
 
 def automatic_step_tokens(runner: Runner, max_running: int) -> tuple[int, float | None]:
@@ -48,7 +47,7 @@ class StepBudget:
         if self._limit_s is None or 2 * num_tokens < self.tokens:
             return
         self._fitting.append(num_tokens * self._limit_s / max(duration_s, 1e-6))
-        self.tokens = self._clamped(int(statistics.median(self._fitting)))
+        self.tokens = self._clamped(int(sorted(self._fitting)[len(self._fitting) // _RECENT]))
 
     def _clamped(self, tokens: int) -> int:
         return max(self._least, min(tokens // _UNIT * _UNIT, self._most))

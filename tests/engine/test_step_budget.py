@@ -38,6 +38,13 @@ def test_single_late_steps_and_small_ones_change_nothing() -> None:
     measured = budget()
     before = run(measured, 0.0005)
     measured.took(measured.tokens, 5.0)
-    measured.took(measured.tokens, 5.0)
     measured.took(1, 5.0)
     assert measured.tokens == before
+
+
+def test_steps_that_become_slower_shrink_it_at_the_second() -> None:
+    measured = budget()
+    before = run(measured, 0.0005)
+    measured.took(measured.tokens, 0.2)
+    measured.took(measured.tokens, 0.2)
+    assert LEAST_TOKENS <= measured.tokens <= before // 2

@@ -19,6 +19,7 @@ import torch
 
 TRIAL_EVERY = 32  # steps after which the slower choice is tried again
 RARE_TRIAL_EVERY = 128  # the same, when it was slower by more than half
+MANY_ROWS = 64  # whose pieces are long: they always get all threads, and nobody waits for a trial
 FIRST_STEPS = 4  # in which both are tried in turn
 RECENT = 5  # steps of which the fastest counts
 CLEARLY = 0.8  # of the time of all cores, that one core may take to be chosen
@@ -43,8 +44,8 @@ class ThreadChoice:
 
     def choose(self, num_rows: int) -> int:
         """Threads for a step of so many rows: all, or one where that has clearly been faster lately."""
-        if self._most == 1:
-            return 1
+        if self._most == 1 or num_rows >= MANY_ROWS:
+            return self._most
         size = num_rows.bit_length()
         step = self._steps[size] = self._steps.get(size, 0) + 1
         alone, together = (self._fastest_s(size, threads) for threads in (1, self._most))

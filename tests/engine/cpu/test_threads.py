@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from busllm.engine.cpu.threads import FIRST_STEPS, RARE_TRIAL_EVERY, TRIAL_EVERY, ThreadChoice
+from busllm.engine.cpu.threads import FIRST_STEPS, MANY_ROWS, RARE_TRIAL_EVERY, TRIAL_EVERY, ThreadChoice
 
 
 def run(choice: ThreadChoice, rows: int, times_s: dict[int, float], steps: int) -> list[int]:
@@ -48,6 +48,10 @@ def test_steps_of_other_sizes_are_judged_by_themselves() -> None:
     choice = ThreadChoice(2)
     run(choice, 1, {1: 0.001, 2: 0.002}, 10)
     assert choice.choose(8) == 2
+
+
+def test_large_steps_always_get_all_cores() -> None:
+    assert set(run(ThreadChoice(2), MANY_ROWS, {1: 0.001, 2: 0.5}, 10)) == {2}
 
 
 def test_one_core_leaves_no_choice() -> None:
