@@ -1,6 +1,6 @@
-"""One row's load on a running server, by `busllm bench` in a process of its own.
+"""One row's load on a running server, by `busllm bench` in a process of its own, or beside it without a server.
 
-Owns: its command line, and reading the row's figures off its report.
+Owns: the command line of `busllm bench`, and reading the row's figures off its report.
 Does not know: whose turn it is (`rounds.py`).
 """
 
@@ -14,6 +14,7 @@ import time
 import msgspec
 
 from bench.compare.machine import machine_busy_s
+from bench.compare.peers.peer import Peer
 from bench.compare.results import RowResult
 from bench.compare.rows import Figure, Row
 from bench.compare.server import RunningServer
@@ -24,29 +25,39 @@ _MIB = 1024 * 1024
 _BENCH = (sys.executable, "-m", "busllm.cli.main", "bench")
 
 
-def measure_row(row: Row, server: RunningServer, model: str, seed: int) -> RowResult:
-    """Runs a row, or reads off the server what a row without a load asks for."""
+def measure_row(row: Row, server: RunningServer, peer: Peer, seed: int) -> RowResult:
+    """Runs a row, or reads off the server what a row without a load asks for.
+
+    Args:
+        server: of this peer; it waits while a row is computed without it.
+    """
     if row.workload is None:
         known = {Figure.START: server.start_to_first_token_s, Figure.PSS: server.pss_bytes() / _MIB}
         return RowResult(figures={figure.value: known[figure] for figure in row.figures})
     workload = msgspec.structs.replace(row.workload, seed=seed)
+    command: tuple[str, ...] | None
+    if row.is_offline:
+        command = peer.offline_command(workload, row.concurrency)
+    else:
+        load = bench_arguments(workload, row.concurrency)
+        command = (*_BENCH, *load, "--url", server.url, "--model", peer.served_model, "--json", "-")
+    if command is None:
+        return RowResult(left_out="is measured on servers whose engine can be used without them")
     began_s, cpu_s, busy_s, client_s = time.perf_counter(), server.cpu_s(), machine_busy_s(), _client_s()
-    done = subprocess.run(
-        [*_BENCH, *bench_arguments(workload, row.concurrency), "--url", server.url, "--model", model, "--json", "-"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     server_s = server.cpu_s() - cpu_s
     other_s = machine_busy_s() - busy_s - server_s - (_client_s() - client_s)
+    other_busy = round(max(0.0, other_s) / (time.perf_counter() - began_s), 3)
     if not done.stdout:
-        return RowResult(error=done.stderr.strip() or f"busllm bench ended with status {done.returncode}")
+        return RowResult(error=done.stderr.strip() or f"{' '.join(command[:4])} ended with status {done.returncode}")
+    if row.is_offline:
+        return msgspec.structs.replace(msgspec.json.decode(done.stdout, type=RowResult), other_busy=other_busy)
     report = msgspec.json.decode(done.stdout, type=Report)
     return RowResult(
         figures={figure.value: value for figure, value in figures_of(row, report, server_s).items()},
         error=f"{report.failed} requests failed: {report.errors}" if report.failed else None,
         report=report,
-        other_busy=round(max(0.0, other_s) / (time.perf_counter() - began_s), 3),
+        other_busy=other_busy,
     )
 
 

@@ -62,9 +62,10 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
         figures: by the name of the figure; those that could not be read off are left out.
         error: what went wrong; None when nothing did.
         left_out: why the row was not tried; None when it was.
-        report: all that the load generator said; None when the row sends nothing.
-        other_busy: cores that neither the server nor the load generator kept busy, on average; None when the row sends
-            nothing. Much more than 0: somebody else was at work, and the times are worth little.
+        report: all that the load generator said; None when the row has none.
+        other_busy: cores that neither the server nor the load generator (or the program in its place) kept busy, on
+            average; None when the row sends nothing. Much more than 0: somebody else was at work, and the times are
+            worth little.
     """
 
     figures: dict[str, float] = {}

@@ -88,7 +88,7 @@ def _row(row: Row, rows: Sequence[Row], peer: Peer, server: RunningServer, seed:
     reason = why_left_out(row, peer.facts())
     if reason is not None:
         return RowResult(left_out=reason)
-    return measure_row(row, server, peer.served_model, row_seed(row, rows, seed))
+    return measure_row(row, server, peer, row_seed(row, rows, seed))
 
 
 def why_left_out(row: Row, facts: ServerFacts) -> str | None:
@@ -106,10 +106,9 @@ def round_seed(first: int, round_number: int) -> int:
 def row_seed(row: Row, rows: Sequence[Row], seed: int) -> int:
     """A row's own seed: a prompt that an earlier row has sent would be found in the prefix cache.
 
-    A row that repeats another has the seed of that one.
+    A row with the requests of another has the seed of that one.
     """
-    key = row.after if row.repeats and row.after is not None else row.key
-    return seed + [known.key for known in rows].index(key)
+    return seed + [known.key for known in rows].index(row.requests_of or row.key)
 
 
 def _told(row: Row, result: RowResult) -> str:

@@ -90,7 +90,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         figures: what is read off, the most important first.
         goals: what is to be reached.
         after: key of the row that must run just before, on the same server.
-        repeats: whether exactly the requests of that row are sent again.
+        requests_of: key of another row whose very requests these are.
+        is_offline: whether `busllm.LLM` computes them in a process of its own while the server waits; other servers
+            leave the row out.
     """
 
     key: str
@@ -100,7 +102,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     figures: tuple[Figure, ...]
     goals: tuple[Goal, ...] = ()
     after: str | None = None
-    repeats: bool = False
+    requests_of: str | None = None
+    is_offline: bool = False
 
     @property
     def longest_words(self) -> int:
@@ -157,13 +160,22 @@ ROWS = (
     ),
     _clients(1, 8, Goal(Figure.OUTPUT, 1.5, 2.2, peer="llama"), Goal(Figure.TTFT_P50, 1.0, 1.0, peer="vllm")),
     _clients(8, 32, Goal(Figure.OUTPUT, 1.6, 2.2, peer="vllm")),
-    _clients(32, 64, Goal(Figure.OUTPUT, 1.25, 1.6, peer="vllm")),
+    _clients(32, 64, Goal(Figure.OUTPUT, 1.25, 1.6, peer="vllm"), Goal(Figure.OUTPUT, 0.92, 0.92, row="offline")),
     Row(
         key="memory",
         title="Memory after 32 clients, equal KV capacity",
         figures=(Figure.PSS,),
         goals=(Goal(Figure.PSS, 1.0, 0.5, peer="vllm"),),
         after="c32",
+    ),
+    Row(
+        key="offline",
+        title="The requests of 32 clients without HTTP and bus: busllm.LLM in a process of its own, 32 at a time",
+        workload=msgspec.structs.replace(_PLAIN, requests=64),
+        concurrency=32,
+        figures=(Figure.OUTPUT, Figure.CPU),
+        requests_of="c32",
+        is_offline=True,
     ),
     _sampled(1, 8),
     _sampled(8, 32),
@@ -191,7 +203,7 @@ ROWS = (
         figures=_SHARED,
         goals=(Goal(Figure.REQUESTS, 1.7, 2.5, peer="vllm"),),
         after="shared-cold",
-        repeats=True,
+        requests_of="shared-cold",
     ),
     Row(
         key="arriving",
@@ -207,18 +219,17 @@ _QUICK_SHARE = 4
 
 
 def chosen_rows(keys: Iterable[str]) -> list[Row]:
-    """The rows of these keys in the table's order, with those that they must come after.
+    """The rows of these keys in the table's order, with those that they must come after or have their requests of.
 
     Raises:
         KeyError: there is no such row.
     """
     by_key = {row.key: row for row in ROWS}
-    wanted = set()
-    for key in keys:
-        row: Row | None = by_key[key]
-        while row is not None:
-            wanted.add(row.key)
-            row = by_key[row.after] if row.after is not None else None
+    wanted, open_keys = set(), list(keys)
+    while open_keys:
+        row = by_key[open_keys.pop()]
+        wanted.add(row.key)
+        open_keys += [key for key in (row.after, row.requests_of) if key is not None]
     return [row for row in ROWS if row.key in wanted]
 
 

@@ -20,18 +20,20 @@ NULL = ["--model", "null", "--quick"]
 def test_a_quick_run_measures_what_it_was_asked_for_and_writes_figures_and_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*NULL, "--rows", "start,memory,arriving", "--rounds", "2", "--out", str(tmp_path)]
+    words = [*NULL, "--rows", "start,memory,offline,arriving", "--rounds", "2", "--out", str(tmp_path)]
     assert main(words) == 0
     comparison = load(tmp_path / "comparison.json")
     assert [visit.round_number for visit in comparison.visits] == [1, 2]
     for visit in comparison.visits:
-        assert list(visit.rows) == ["start", "c32", "memory", "arriving"]
+        assert list(visit.rows) == ["start", "c32", "memory", "offline", "arriving"]
         assert all(len(result.figures) > 0 for result in visit.rows.values())
         report = visit.rows["arriving"].report
         assert report is not None
         assert report.arrival is not None
         assert report.arrival.num_pauses > 0
-    assert "memory of all processes (PSS)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "memory of all processes (PSS)" in said
+    assert "its own offline" in said
     (tmp_path / "comparison.html").unlink()
     assert main(["--show", str(tmp_path / "comparison.json")]) == 0
     assert "<svg" in (tmp_path / "comparison.html").read_text()

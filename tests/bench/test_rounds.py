@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from bench.compare.results import ServerFacts
+from bench.compare.results import RowResult, ServerFacts
 from bench.compare.rounds import Schedule, visits
 from bench.compare.rows import Figure, Row, chosen_rows
 from bench.compare.server import Launch, RunningServer, ServerFailure
+from busllm.cli.load.workload import Workload
 from tests.bench.made import facts
 
 # A server as small as can be: it answers everything with one word, or dies of the first question.
@@ -31,6 +33,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_): pass
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
+ALONE = Row(
+    key="alone",
+    title="alone",
+    workload=Workload(requests=5),
+    concurrency=3,
+    figures=(Figure.OUTPUT,),
+    requests_of="memory",
+    is_offline=True,
+)
 MEMORY = Row(key="memory", title="memory", figures=(Figure.PSS,))
 
 
@@ -39,14 +50,16 @@ class FakePeer:
 
     Args:
         ready_path: what is asked of it until it serves.
+        is_ours: whether it has a program that computes without it.
     """
 
     served_model = "m"
     is_installed = True
 
-    def __init__(self, name: str, ready_path: str = "/") -> None:
+    def __init__(self, name: str, ready_path: str = "/", *, is_ours: bool = True) -> None:
         self.name = name
         self._ready_path = ready_path
+        self._is_ours = is_ours
 
     def install(self) -> None:
         """It is there."""
@@ -58,6 +71,14 @@ class FakePeer:
     def launch(self, port: int) -> Launch:
         """Starts it."""
         return Launch(command=(sys.executable, "-c", SERVER, str(port)), ready_path=self._ready_path)
+
+    def offline_command(self, workload: Workload, concurrency: int) -> tuple[str, ...] | None:
+        """Tells what it was asked for, in place of figures."""
+        if not self._is_ours:
+            return None
+        asked = {"requests": float(workload.requests), "at_once": float(concurrency), "seed": float(workload.seed)}
+        told = msgspec.json.encode(RowResult(figures=asked)).decode()
+        return (sys.executable, "-c", f"print({told!r})")
 
 
 def schedule(folder: Path, *, rehearse: bool = False) -> Schedule:
@@ -82,6 +103,18 @@ def test_a_server_that_dies_is_told_of_and_the_others_go_on(tmp_path: Path) -> N
     assert (mortal.rows, mortal.error is None) == ({}, False)
     assert "that was all" in (mortal.error or "")
     assert (other.error, list(other.rows)) == (None, ["start", "memory"])
+
+
+def test_a_row_without_a_server_is_computed_in_every_round_beside_it_where_there_is_a_program_for_it(
+    tmp_path: Path,
+) -> None:
+    asked = msgspec.structs.replace(schedule(tmp_path), rows=(MEMORY, ALONE))
+    peers = [FakePeer("ours"), FakePeer("other", is_ours=False)]
+    ours, other, again, _ = [visit.rows["alone"] for visit in visits(peers, asked, lambda _: None)]
+    assert ours.figures == {"requests": 5.0, "at_once": 3.0, "seed": 1000.0}
+    assert again.figures == {"requests": 5.0, "at_once": 3.0, "seed": 2000.0}
+    assert ours.other_busy is not None
+    assert (other.figures, other.error, other.left_out is None) == ({}, None, False)
 
 
 def test_a_server_that_died_between_two_rows_is_found_before_the_next(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def test_busllm_bench_is_told_exactly_the_workload_of_a_row(row: Row) -> None:
 def test_a_row_brings_those_that_must_come_before_it() -> None:
     assert [row.key for row in chosen_rows(["memory"])] == ["c32", "memory"]
     assert [row.key for row in chosen_rows(["shared-warm", "c1"])] == ["c1", "shared-cold", "shared-warm"]
+    assert [row.key for row in chosen_rows(["offline"])] == ["c32", "offline"]
     with pytest.raises(KeyError):
         chosen_rows(["c99"])
 
@@ -78,7 +79,14 @@ def test_rows_and_rounds_have_prompts_of_their_own_and_only_a_repetition_has_the
     rows = chosen_rows(row.key for row in ROWS)
     seeds = {row.key: [row_seed(row, rows, round_seed(0, number)) for number in (1, 2)] for row in rows}
     assert seeds["shared-warm"] == seeds.pop("shared-cold")
+    assert seeds["c32"] == seeds.pop("offline")
     assert len({seed for pair in seeds.values() for seed in pair}) == 2 * len(seeds)
+
+
+def test_the_engine_alone_gets_the_very_load_of_32_clients() -> None:
+    clients, alone = chosen_rows(["offline"])
+    assert (alone.workload, alone.concurrency) == (clients.workload, clients.concurrency)
+    assert quick([alone])[0].workload == quick([clients])[0].workload
 
 
 def test_a_quick_row_has_as_many_clients_and_less_of_everything_else() -> None:

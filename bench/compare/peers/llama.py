@@ -13,6 +13,7 @@ from bench.compare.models import PeerModel
 from bench.compare.peers.environment import VirtualEnvironment
 from bench.compare.results import ServerFacts
 from bench.compare.server import Launch
+from busllm.cli.load.workload import Workload
 
 _PACKAGE = "xllamacpp"
 _NUM_SLOTS = 32
@@ -59,3 +60,6 @@ class LlamaPeer:
         arguments = (self._model.q4_0_file(), port, self._kv_tokens, _NUM_SLOTS, num_cores())
         command = (str(self._environment.python), str(_SCRIPT), *map(str, arguments))
         return Launch(command=command, ready_path="/health")
+
+    def offline_command(self, workload: Workload, concurrency: int) -> None:
+        """Only ours is held against itself."""

@@ -1,6 +1,6 @@
 """busllm, from this checkout.
 
-Owns: its topology file: the default one but for the model, the port and the weight format.
+Owns: its topology file: the default one but for the model, the port and the weight format; its engine alone.
 Does not know: what is measured.
 """
 
@@ -14,8 +14,10 @@ from pathlib import Path
 
 import msgspec
 
+from bench.compare.offline import Offline
 from bench.compare.results import ServerFacts
 from bench.compare.server import Launch
+from busllm.cli.load.workload import Workload
 from busllm.model_store.files import NULL_SOURCE
 from busllm.topology.config import DEFAULT_KV_TOKENS
 
@@ -90,6 +92,17 @@ class OurPeer:
             ready_path="/ready",
             environment={"XDG_STATE_HOME": str(self._folder / "state")},
         )
+
+    def offline_command(self, workload: Workload, concurrency: int) -> tuple[str, ...]:
+        config = self._config
+        order = Offline(
+            source=config.source,
+            quantization=config.quantization,
+            kv_tokens=config.kv_tokens,
+            workload=workload,
+            max_running=concurrency,
+        )
+        return order.command()
 
     def _topology(self, port: int) -> str:
         config = self._config

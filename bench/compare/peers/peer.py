@@ -10,6 +10,7 @@ from typing import Protocol
 
 from bench.compare.results import ServerFacts
 from bench.compare.server import Launch
+from busllm.cli.load.workload import Workload
 
 
 class Peer(Protocol):
@@ -48,4 +49,8 @@ class Peer(Protocol):
         Raises:
             ModelError: there is no form of the model that it can read.
         """
+        ...
+
+    def offline_command(self, workload: Workload, concurrency: int) -> tuple[str, ...] | None:
+        """A program that computes these requests without a server and writes a `RowResult` as JSON; None = has none."""
         ...

@@ -17,6 +17,7 @@ from bench.compare.models import PeerModel
 from bench.compare.peers.environment import VirtualEnvironment
 from bench.compare.results import ServerFacts
 from bench.compare.server import Launch
+from busllm.cli.load.workload import Workload
 from busllm.errors import ModelError
 from busllm.topology.model_fit import attention_shape
 
@@ -92,6 +93,9 @@ class VllmPeer:
         command += ["--max-model-len", str(_MAX_CONTEXT_TOKENS), "--dtype", _KV_DTYPE]
         command += ["--kv-cache-memory-bytes", str(kv_bytes)]
         return Launch(command=tuple(command), ready_path="/health", environment=self._variables())
+
+    def offline_command(self, workload: Workload, concurrency: int) -> None:
+        """Only ours is held against itself."""
 
     def _variables(self) -> dict[str, str | None]:
         # What calls for a compiler or another tool finds those of its own environment first.
