@@ -1,0 +1,141 @@
+"""Measures what the cores can and how long steps take, and prints how near the steps come.
+
+    python -m bench.limits [--quantization auto] [--context 160] [--model NAME]
+
+A step cannot be faster than its bytes can be read by all cores together, nor than its products can be computed by each
+of them. Both bounds are of this machine in this minute: measure where nothing else runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from bench.compare.machine import this_machine
+from bench.limits.work import Rows, Work, work_of
+from busllm.engine.openmp import calm_openmp
+
+BATCHES = (1, 8, 32, 64)
+CHUNK = 256
+_FREE_SHARE = 0.9
+_INSTRUCTIONS: Mapping[str, str] = MappingProxyType(
+    {"UINT8": "uint8", "INT16": "int16", "BFLOAT16": "bfloat16"}
+)  # by the name of the states
+
+
+class Peaks(msgspec.Struct, frozen=True):
+    """What the machine can.
+
+    Attributes:
+        num_cores: that a step may use.
+        read_one, read_all: bytes per second, of one core and of all together.
+        multiply_one, multiply_all: multiply-adds per second, likewise, by the name of the states.
+    """
+
+    num_cores: int
+    read_one: float
+    read_all: float
+    multiply_one: Mapping[str, float]
+    multiply_all: Mapping[str, float]
+
+    def memory_s(self, work: Work) -> float:
+        """Least time in which a step's bytes are read."""
+        return (work.weight_bytes + work.kv_bytes) / max(self.read_one, self.read_all)
+
+    def arithmetic_s(self, work: Work) -> float:
+        """Least time in which a step's products are computed, as if all cores did at once what one does alone."""
+        return sum(count / self.multiply_one[kind.name] / self.num_cores for kind, count in work.multiply_adds.items())
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether all cores together did clearly less than each alone: they share units, or somebody was at work."""
+        return any(
+            self.multiply_all[kind] < _FREE_SHARE * self.num_cores * one for kind, one in self.multiply_one.items()
+        )
+
+
+def steps(context: int) -> dict[str, list[Rows]]:
+    """The steps that are looked at, by name."""
+    decoding = {
+        f"{count} sequence{'s' if count > 1 else ''}": [Rows(n, context - 1, 1) for n in range(count)]
+        for count in BATCHES
+    }
+    return decoding | {f"a prompt chunk of {CHUNK}": [Rows(0, 0, CHUNK)]}
+
+
+def table(peaks: Peaks, works: Mapping[str, Work], measured_s: Mapping[str, float]) -> Iterator[str]:
+    """Lines of a table in Markdown."""
+    kinds = list(_INSTRUCTIONS)
+    head = ["", "weights, MB", "keys and values, MB", *(f"{_INSTRUCTIONS[kind]}, M" for kind in kinds)]
+    head += ["memory, ms", "arithmetic, ms", "measured, ms", "measured / bound"]
+    yield _line(head)
+    yield "|---|" + "---:|" * (len(head) - 1)
+    for name, work in works.items():
+        counts = {kind.name: count for kind, count in work.multiply_adds.items()}
+        bounds_s = peaks.memory_s(work), peaks.arithmetic_s(work)
+        cells = [work.weight_bytes / 1e6, work.kv_bytes / 1e6, *(counts.get(kind, 0) / 1e6 for kind in kinds)]
+        cells += [1e3 * bounds_s[0], 1e3 * bounds_s[1], 1e3 * measured_s[name]]
+        yield _line([name, *map(_number, cells), f"{measured_s[name] / max(bounds_s):.1f}"])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _peaks() -> Peaks:
+    from bench.limits.peaks import multiply_adds_per_s, read_bytes_per_s
+    from busllm.engine.cpu.shapes import States
+    from busllm.engine.cpu.threads import num_threads
+
+    every = num_threads()
+    return Peaks(
+        num_cores=every,
+        read_one=read_bytes_per_s(1),
+        read_all=read_bytes_per_s(every),
+        multiply_one={kind.name: multiply_adds_per_s(kind, 1) for kind in States},
+        multiply_all={kind.name: multiply_adds_per_s(kind, every) for kind in States},
+    )
+
+
+def main() -> None:
+    """Measures what the arguments ask for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--quantization", default="auto", choices=["auto", "none", "int8", "int4"])
+    parser.add_argument("--context", type=int, default=160, help="tokens of each decoding sequence")
+    arguments = parser.parse_args()
+    calm_openmp()  # before torch is imported
+    from bench.cpu_forward import Steps
+    from busllm.engine.loader import LoadConfig, load_runner
+
+    runner = load_runner(
+        arguments.model, LoadConfig(device="cpu", attention="cpu", quantization=arguments.quantization)
+    )
+    decoder: Any = runner._decoder
+    peaks = _peaks()  # the kernels' folder is chosen by now
+    rows_of = steps(arguments.context)
+    timed = Steps(decoder, arguments.context)
+    measured_s = {name: sum(timed.time(rows)) / 1e3 for name, rows in rows_of.items()}
+    works = {name: work_of(decoder.config, decoder._packed, rows) for name, rows in rows_of.items()}
+    machine = this_machine()
+    print(f"{machine.cpu}, {peaks.num_cores} cores, commit {machine.commit}; {runner.model.attention}")
+    print(f"one core, all cores: reads {peaks.read_one / 1e9:.0f}, {peaks.read_all / 1e9:.0f} GB/s")
+    for kind, name in _INSTRUCTIONS.items():
+        one, every = peaks.multiply_one[kind] / 1e9, peaks.multiply_all[kind] / 1e9
+        print(f"{name}: {one:.0f}, {every:.0f} thousand million multiply-adds per second")
+    if peaks.is_disturbed:
+        print("All cores together computed less than each alone: other programs are at work, or the cores share units.")
+    print()
+    print("\n".join(table(peaks, works, measured_s)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""What a step has to do at least: counted for a tiny model, the same on every machine."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from bench.limits.__main__ import Peaks, steps, table
+from bench.limits.work import Rows, Work, work_of
+from busllm.engine.cpu.instructions import detect_instructions
+from busllm.engine.cpu.kernels import prepare_kernels
+from busllm.engine.cpu.packed_model import PackedModel, Packer, Quantization
+from busllm.engine.cpu.shapes import States
+from busllm.engine.models.config import ModelConfig, read_config
+from busllm.model_store.weights import WeightTensor
+
+LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCABULARY = 2, 64, 96, 4, 2, 16, 128
+QKV, OUTPUT = (HEADS + 2 * KV_HEADS) * DIM * HIDDEN, HIDDEN * HEADS * DIM
+GATE_UP, DOWN, HEAD = 2 * INNER * HIDDEN, HIDDEN * INNER, VOCABULARY * HIDDEN
+OUTPUTS = LAYERS * ((HEADS + 2 * KV_HEADS) * DIM + HIDDEN + 2 * INNER + HIDDEN) + VOCABULARY  # that have a bias
+
+
+class NoTensors:
+    """A checkpoint without tensors: what is missing is packed as zeros, which are as large as any numbers."""
+
+    def has(self, name: str) -> bool:
+        return False
+
+    def find(self, name: str, shape: tuple[int, ...]) -> WeightTensor | None:
+        return None
+
+    def not_finite(self, name: str) -> None:
+        raise AssertionError(name)
+
+
+def config(**changed: object) -> ModelConfig:
+    raw = {
+        "architectures": ["MistralForCausalLM"],
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+    }
+    return read_config(raw | changed)
+
+
+def packed(model: ModelConfig, quantization: Quantization) -> PackedModel:
+    return Packer(model, NoTensors(), quantization).pack()
+
+
+def counted(quantization: Quantization, rows: list[Rows], **changed: object) -> Work:
+    model = config(**changed)
+    return work_of(model, packed(model, quantization), rows)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "bits", "head_bits"),
+    [("none", 16, 16), ("int8", 9, 9), ("int4", 5, 9)],  # with a scale, and for int4 a minimum, per 32 weights
+)
+def test_all_weights_are_read_once_however_many_rows_there_are(
+    quantization: Quantization, bits: int, head_bits: int
+) -> None:
+    of_layers = LAYERS * (QKV + OUTPUT + GATE_UP + DOWN) * bits // 8
+    expected = of_layers + HEAD * head_bits // 8 + 4 * OUTPUTS
+    for rows in ([Rows(0, 9, 1)], [Rows(n, 9, 1) for n in range(7)], [Rows(0, 0, 33)]):
+        assert counted(quantization, rows).weight_bytes == expected
+
+
+def test_an_embedding_that_is_not_the_head_is_not_read_whole() -> None:
+    rows = [Rows(0, 0, 1)]
+    assert counted("int8", rows, tie_word_embeddings=False).weight_bytes == counted("int8", rows).weight_bytes
+
+
+def test_products_belong_to_the_instruction_of_the_states() -> None:
+    rows = [Rows(0, 99, 1), Rows(1, 49, 1)]
+    attention = 2 * LAYERS * HEADS * DIM * (100 + 50)
+    of_bytes, of_shorts = LAYERS * (OUTPUT + GATE_UP + DOWN), LAYERS * QKV + HEAD
+    assert counted("int4", rows).multiply_adds == {
+        States.UINT8: 2 * of_bytes,
+        States.INT16: 2 * of_shorts,
+        States.BFLOAT16: attention,
+    }
+    assert counted("none", rows).multiply_adds == {States.BFLOAT16: 2 * (of_bytes + of_shorts) + attention}
+
+
+def test_a_prompt_chunk_goes_through_the_head_once_and_each_token_sees_those_before_it() -> None:
+    work = counted("int8", [Rows(0, 10, 5)])
+    linears = LAYERS * (QKV + OUTPUT + GATE_UP + DOWN)
+    assert work.multiply_adds == {
+        States.INT16: 5 * linears + HEAD,
+        States.BFLOAT16: 2 * LAYERS * HEADS * DIM * (11 + 12 + 13 + 14 + 15),
+    }
+
+
+@pytest.mark.parametrize(
+    ("window", "positions", "seen"), [(None, 100 + 25, 100 + sum(range(21, 26))), (8, 8 + 12, 8 + 5 * 8)]
+)
+def test_keys_and_values_of_each_seen_position_count_once(window: int | None, positions: int, seen: int) -> None:
+    work = counted("int8", [Rows(0, 99, 1), Rows(1, 20, 5)], sliding_window=window)
+    assert work.kv_bytes == positions * LAYERS * 2 * KV_HEADS * DIM * 2
+    assert work.multiply_adds[States.BFLOAT16] == 2 * LAYERS * HEADS * DIM * seen
+
+
+def test_a_step_is_held_against_the_later_of_both_bounds() -> None:
+    rates = {"UINT8": 1e9, "INT16": 1e9}
+    peaks = Peaks(num_cores=2, read_one=1e9, read_all=2e9, multiply_one=rates, multiply_all=rates)
+    work = Work(
+        weight_bytes=3_000_000, kv_bytes=1_000_000, multiply_adds={States.UINT8: 2_000_000, States.INT16: 10**6}
+    )
+    assert math.isclose(peaks.memory_s(work), 0.002)
+    assert math.isclose(peaks.arithmetic_s(work), 0.001 + 0.0005)
+    *_, line = table(peaks, {"a step": work}, {"a step": 0.005})
+    assert line == "| a step | 3.0 | 1.0 | 2.0 | 1.0 | 0.0 | 2.0 | 1.5 | 5.0 | 2.5 |"
+
+
+def test_cores_that_do_less_together_than_alone_are_told_of() -> None:
+    def peaks(together: float) -> Peaks:
+        return Peaks(num_cores=2, read_one=1, read_all=1, multiply_one={"INT16": 1.0}, multiply_all={"INT16": together})
+
+    assert [peaks(together).is_disturbed for together in (1.0, 1.7, 1.95)] == [True, True, False]
+
+
+@pytest.mark.skipif(detect_instructions() is None, reason="this CPU lacks the instructions of the compiled kernels")
+def test_reading_and_every_multiply_instruction_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare_kernels()
+    from bench.limits import peaks
+
+    for name, value in {"_RUNS": 1, "_MULTIPLIES": 10_000, "_READ_BYTES": 2**20}.items():
+        monkeypatch.setattr(peaks, name, value)
+    assert peaks.read_bytes_per_s(1) > 0
+    assert all(peaks.multiply_adds_per_s(kind, 1) > 0 for kind in States)
+
+
+def test_the_steps_are_those_of_the_page_in_their_order() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
+    lines = page.split("## How near the limits")[1].split("\n## ")[0].splitlines()
+    found = [line.split("|")[1].strip() for line in lines if line.startswith("|")]
+    assert [name for name in found if name in steps(160)] == list(steps(160))
