@@ -13,11 +13,9 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from bench.compare.models import PeerModel
-from bench.compare.peers.environment import VirtualEnvironment
+from bench.compare.peers.packaged import PackagedPeer
 from bench.compare.results import ServerFacts
 from bench.compare.server import Launch
-from busllm.cli.load.workload import Workload
 from busllm.errors import ModelError
 from busllm.topology.model_fit import attention_shape
 
@@ -30,25 +28,11 @@ _MAX_CONTEXT_TOKENS = 8192
 _TCMALLOC = "libtcmalloc_minimal.so.4"
 
 
-class VllmPeer:
-    """vLLM in bfloat16 on all cores, with the allocator and the OpenMP library that its guide asks for.
-
-    Args:
-        folder: of all peers.
-        kv_tokens: capacity of its KV cache.
-    """
+class VllmPeer(PackagedPeer):
+    """vLLM in bfloat16 on all cores, with the allocator and the OpenMP library that its guide asks for."""
 
     name = "vllm"
-    served_model = "smol"
-
-    def __init__(self, folder: Path, model: PeerModel, kv_tokens: int) -> None:
-        self._environment = VirtualEnvironment(folder / self.name)
-        self._model = model
-        self._kv_tokens = kv_tokens
-
-    @property
-    def is_installed(self) -> bool:
-        return self._environment.distribution(_PACKAGE) is not None
+    package = _PACKAGE
 
     def install(self) -> None:
         self._environment.make()
@@ -71,15 +55,10 @@ class VllmPeer:
         (alias / "METADATA").write_text(versioned)
 
     def facts(self) -> ServerFacts:
-        found = self._environment.distribution(_PACKAGE)
-        return ServerFacts(
-            name=self.name,
-            version=f"{_PACKAGE} {found.version if found is not None else 'not installed'}",
+        return self._facts(
             weights="bfloat16",
-            kv_tokens=self._kv_tokens,
             max_sequence_tokens=_MAX_CONTEXT_TOKENS,
             settings=f"all cores bound, preloaded: {', '.join(path.name for path in self._preloaded()) or 'nothing'}",
-            is_ours=False,
         )
 
     def launch(self, port: int) -> Launch:
@@ -93,9 +72,6 @@ class VllmPeer:
         command += ["--max-model-len", str(_MAX_CONTEXT_TOKENS), "--dtype", _KV_DTYPE]
         command += ["--kv-cache-memory-bytes", str(kv_bytes)]
         return Launch(command=tuple(command), ready_path="/health", environment=self._variables())
-
-    def offline_command(self, workload: Workload, concurrency: int) -> None:
-        """Only ours is held against itself."""
 
     def _variables(self) -> dict[str, str | None]:
         # What calls for a compiler or another tool finds those of its own environment first.
