@@ -33,7 +33,7 @@ svg{width:100%;height:auto}svg text{font:12px system-ui,sans-serif;fill:var(--in
 .round{fill:var(--paper);stroke:var(--round)}
 """
 _TITLE = "busllm beside other servers"
-_PLOTS_PER_ROW = 4
+_PLOTS_PER_ROW = 5  # all but the CPU time
 
 
 def page(comparison: Comparison) -> str:

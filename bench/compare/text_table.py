@@ -6,6 +6,8 @@ Does not know: the arithmetic (`summary.py`).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.console import Console
 from rich.table import Table
 
@@ -14,12 +16,14 @@ from bench.compare.summary import Line, Spread, Verdict, lines_of, noisy_visits,
 from busllm.cli.terminal import print_aligned
 
 _SEPARATE = "–"
+_ANY_WIDTH = 10_000
 
 
 def show(comparison: Comparison, console: Console) -> None:
     """Prints all of it."""
     lines = lines_of(comparison)
-    print_aligned(console, _figures(comparison, lines))
+    for table in _tables(comparison, lines, console):
+        print_aligned(console, table)
     console.print("median (least–most of the rounds)")
     verdicts = verdicts_of(comparison, lines)
     if verdicts:
@@ -32,11 +36,23 @@ def show(comparison: Comparison, console: Console) -> None:
         console.print(f"failed: {error}", soft_wrap=True)
 
 
-def _figures(comparison: Comparison, lines: list[Line]) -> Table:
+def _tables(comparison: Comparison, lines: list[Line], console: Console) -> Iterator[Table]:
+    """All servers, as many in one table as the terminal is wide, at least one."""
+    names: list[str] = []
+    any_width = console.options.update(width=_ANY_WIDTH)
+    for server in comparison.servers:
+        wider = console.measure(_figures(lines, [*names, server.name]), options=any_width)
+        if names and wider.maximum > console.width:
+            yield _figures(lines, names)
+            names = []
+        names.append(server.name)
+    yield _figures(lines, names)
+
+
+def _figures(lines: list[Line], names: list[str]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("row")
     table.add_column("figure")
-    names = [server.name for server in comparison.servers]
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     shown = None
@@ -49,8 +65,9 @@ def _figures(comparison: Comparison, lines: list[Line]) -> Table:
 
 def _goals(verdicts: list[Verdict]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in ("row", "figure", "ours"):
-        table.add_column(column)
+    table.add_column("row")
+    table.add_column("figure")
+    table.add_column("ours", min_width=max(len(verdict.server) for verdict in verdicts))
     table.add_column("compared with")
     table.add_column("reached", justify="right")
     table.add_column("goal", justify="right")

@@ -7,12 +7,16 @@ import re
 import xml.etree.ElementTree
 from html.parser import HTMLParser
 
+import msgspec
+from rich.console import Console
+
 from bench.compare.bars import Bar, bars
 from bench.compare.page import page
+from bench.compare.results import Comparison
 from bench.compare.summary import Spread
 from bench.compare.text_table import number_text, show, spread_text
 from busllm.cli.terminal import console
-from tests.bench.made import KEYS, made
+from tests.bench.made import KEYS, facts, made
 
 VOID = {"meta"}
 
@@ -87,3 +91,24 @@ def test_the_table_in_the_terminal_has_figures_goals_and_failures() -> None:
     assert re.search(r"c1 +output, tok/s +300 \(250–350\) +120 \(110–130\) +100 \(100–100\)", text)
     assert re.search(r"c1 +output +busllm-auto +llama +2.50× +≥ 1.5 +≥ 2.2 +aim reached", text)
     assert "failed: vllm, round 3: it ended & said <why>" in text
+
+
+def formats() -> Comparison:
+    """Our server in four formats."""
+    names = [f"busllm-{kind}" for kind in ("auto", "none", "int8", "int4")]
+    one = made()
+    one.servers = [facts(name, is_ours=True) for name in names]
+    own = [visit for visit in one.visits if visit.server == names[0]]
+    one.visits = [msgspec.structs.replace(visit, server=name) for name in names for visit in own]
+    return one
+
+
+def test_every_format_of_ours_has_its_figures_on_the_page_and_in_terminals_of_any_width() -> None:
+    for width in (80, 100, 200):
+        out = io.StringIO()
+        show(formats(), Console(file=out, force_terminal=True, color_system=None, highlight=False, width=width))
+        text = out.getvalue()
+        assert all(re.search(rf"^row .*\b{server.name}\b", text, re.MULTILINE) for server in formats().servers), width
+        assert text.count(" 300 (250–350)") == 4
+        assert "…" not in text
+    assert page(formats()).count('<td class="number">300 (250–350)</td>') == 4

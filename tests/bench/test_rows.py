@@ -101,7 +101,19 @@ def test_figures_are_those_that_the_row_asks_for() -> None:
     [arriving] = chosen_rows(["arriving"])
     assert arriving.workload is not None
     found = figures_of(arriving, report_of(arriving.workload), server_cpu_s=0.8)
-    assert found == {Figure.STREAMS_P99: 7.0, Figure.LONG_TTFT: 77.0, Figure.OUTPUT: 150.0, Figure.CPU: 2.0}
+    assert found == {
+        Figure.STREAMS_P99: 7.0,
+        Figure.LONG_TTFT: 77.0,
+        Figure.OUTPUT: 150.0,
+        Figure.INTER_TOKEN_P50: 1.0,
+        Figure.INTER_TOKEN_P99: 3.0,
+        Figure.CPU: 2.0,
+    }
+
+
+@pytest.mark.parametrize("row", [row for row in LOADS if not row.is_offline], ids=lambda row: row.key)
+def test_every_load_on_a_server_tells_how_long_texts_are_apart(row: Row) -> None:
+    assert {Figure.INTER_TOKEN_P50, Figure.INTER_TOKEN_P99} <= set(row.figures[:5])
 
 
 def test_a_row_with_a_failed_request_has_no_figures() -> None:
