@@ -55,7 +55,7 @@ _TITLES = {
     Figure.INTER_TOKEN_P99: ("between two texts, p99", "ms"),
     Figure.STREAMS_P99: ("between two texts of the streams, p99", "ms"),
     Figure.LONG_TTFT: ("the long prompt's first text", "ms"),
-    Figure.CPU: ("the server's CPU time", "ms/token"),
+    Figure.CPU: ("CPU time", "ms/token"),
     Figure.START: ("start to first token", "s"),
     Figure.PSS: ("memory of all processes (PSS)", "MiB"),
 }
