@@ -16,8 +16,8 @@ import torch
 from busllm.engine.attention.protocol import Attention
 from busllm.engine.batch import Int64s
 from busllm.engine.cpu.cpu_attention import UNLIMITED, CpuAttention
-from busllm.engine.cpu.packed_model import EMBEDDING, HEAD, PackedModel, matrix_name, states_of
-from busllm.engine.cpu.shapes import GROUP, VECTOR, Array, Field, Model, Part, Sizes, States, padded
+from busllm.engine.cpu.packed_model import EMBEDDING, HEAD, PackedModel, matrix_name
+from busllm.engine.cpu.shapes import GROUP, VECTOR, Array, Field, Format, Model, Part, Sizes, padded
 from busllm.engine.cpu.step import hidden_states, logits
 from busllm.engine.cpu.threads import ThreadChoice, num_threads
 from busllm.engine.cpu.vectors import INSTRUCTIONS
@@ -36,9 +36,10 @@ class CpuDecoder:
     Args:
         config: the model's shape.
         packed: its weights.
+        keeps_peaks: records the largest inputs of linears, which takes time.
     """
 
-    def __init__(self, config: ModelConfig, packed: PackedModel) -> None:
+    def __init__(self, config: ModelConfig, packed: PackedModel, *, keeps_peaks: bool = False) -> None:
         self.config = config
         self._packed = packed  # holds the memory that the records below point to
         self._rope = Rope(config.rope, torch.device("cpu"))
@@ -51,7 +52,8 @@ class CpuDecoder:
         self._model = self._make_model()
         self._threads = ThreadChoice(num_threads())
         self._num_threads = num_threads()  # of the latest step
-        self._space = make_workspace(config, _MIN_ROWS)
+        self._keeps_peaks = keeps_peaks
+        self._space = make_workspace(config, _MIN_ROWS, keeps_peaks=keeps_peaks)
         self._logits = np.empty((1, int(self._model.head[Field.NUM_TILES]) * VECTOR), dtype=np.float32)
 
     @property
@@ -67,8 +69,13 @@ class CpuDecoder:
     @property
     def number_format(self) -> str:
         """What weights are stored in, and states computed in; another one gives other numbers."""
-        states = {States(kind).name.lower() for kind in self._model.linears[..., Field.STATES].flat}
-        return f"compiled {self._packed.label}, states {'+'.join(sorted(states))}"
+        states = {"bfloat16" if kind is Format.BFLOAT16 else "uint8" for kind in self._packed.formats.values()}
+        return f"compiled {self._packed.label}, states {'+'.join(sorted(states))}, outliers apart"
+
+    @property
+    def peaks(self) -> Array:
+        """The largest magnitude of each input of each linear since the working memory grew: see `Workspace.peaks`."""
+        return self._space.peaks
 
     def hidden_states(
         self,
@@ -120,7 +127,8 @@ class CpuDecoder:
     def _reserve(self, num_rows: int, num_positions: int) -> None:
         """Makes room for a step."""
         if num_rows > len(self._space.states):
-            self._space = make_workspace(self.config, max(num_rows, 2 * len(self._space.states)))
+            wanted = max(num_rows, 2 * len(self._space.states))
+            self._space = make_workspace(self.config, wanted, keeps_peaks=self._keeps_peaks)
         have = len(self._model.cosines)
         if num_positions > have:
             wanted = max(num_positions, min(2 * have, self.config.max_context_tokens))
@@ -134,7 +142,7 @@ class CpuDecoder:
     def _make_model(self) -> Model:
         config, packed = self.config, self._packed
         linears = np.stack(
-            [[self._linear(matrix_name(layer, part), part) for part in Part] for layer in range(config.num_layers)]
+            [[self._linear(matrix_name(layer, part)) for part in Part] for layer in range(config.num_layers)]
         )
         embedding = self._linear(EMBEDDING)
         cosines, sines = self._rotations(_MIN_POSITIONS)
@@ -150,10 +158,11 @@ class CpuDecoder:
             sines=sines,
         )
 
-    def _linear(self, name: str, part: Part | None = None) -> Int64s:
-        weights, bias = self._packed.arrays[f"{name}.weights"], self._packed.arrays[f"{name}.bias"]
+    def _linear(self, name: str) -> Int64s:
+        arrays = self._packed.arrays
+        weights, bias, outliers = arrays[f"{name}.weights"], arrays[f"{name}.bias"], arrays.get(f"{name}.outliers")
+        channels, num_channels = (0, 0) if outliers is None else (outliers.ctypes.data, len(outliers))
         num_tiles, num_groups = weights.shape[:2]
         kind = self._packed.formats[name]
-        states = states_of(kind, part)
-        fields = (kind, weights.ctypes.data, bias.ctypes.data, num_tiles, num_groups, states)
+        fields = (kind, weights.ctypes.data, bias.ctypes.data, num_tiles, num_groups, channels, num_channels)
         return np.array(fields, dtype=np.int64)

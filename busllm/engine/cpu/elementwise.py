@@ -18,7 +18,6 @@ from busllm.engine.cpu.shapes import GROUP, VECTOR
 _float = np.float32
 _VECTOR_BYTES = VECTOR * 4
 _GROUP_BYTES = GROUP * 4
-_LARGEST = np.float32(32767.0)
 _STEPS = np.float32(255.0)
 
 
@@ -49,35 +48,13 @@ def normalise_row(states, weights, out, size, epsilon):
 
 
 @njit(nogil=True)
-def quantise_row(source, num_groups, out, scales, sums):
-    """Rounds a row to int16, each group of 32 by its largest number.
-
-    Args:
-        source: address of float32.
-        num_groups: groups of the row.
-        out: address of int16 (32 * num_groups,).
-        scales, sums: float32 (num_groups,): number = scale * integer; the sum of these numbers.
-    """
-    for group in range(num_groups):
-        low, high = lanes.load(source + group * _GROUP_BYTES), lanes.load(source + group * _GROUP_BYTES + _VECTOR_BYTES)
-        most = lanes.largest(lanes.larger(lanes.magnitude(low), lanes.magnitude(high)))
-        inverse = lanes.splat(_LARGEST / most if most > 0 else _float(0.0))
-        to = out + group * GROUP * 2
-        x = lanes.store_int16(to, lanes.multiply(low, inverse))
-        y = lanes.store_int16(to + VECTOR * 2, lanes.multiply(high, inverse))
-        scale = most / _LARGEST
-        scales[group] = scale
-        sums[group] = scale * lanes.total(lanes.add(x, y))  # of whole numbers below 2^24: exact
-
-
-@njit(nogil=True)
-def quantise_row_to_bytes(source, num_groups, out, scales, lows, sums):
+def quantise_row(source, num_groups, out, scales, lows, sums):
     """Rounds a row to uint8, each group of 32 between its smallest and its largest number; zero stays zero.
 
     Args:
         source: address of float32.
         num_groups: groups of the row.
-        out: address of uint8 (32 * num_groups,); each 8 in the order of `lanes.store_uint8`.
+        out: address of uint8 (32 * num_groups,).
         scales, lows, sums: float32 (num_groups,): number = scale * integer + low; the sum of these numbers.
     """
     for group in range(num_groups):

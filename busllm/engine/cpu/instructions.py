@@ -20,12 +20,12 @@ import msgspec
 _CPU_NAME, _CPU_FEATURES = "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"
 
 
-class ShortDot(Enum):
-    """How sums of two products of int16 are computed."""
+class ByteDot(Enum):
+    """How sums of products of bytes are computed."""
 
-    VNNI_512 = "vnni-512"  # vpdpwssd on 512 bits
+    VNNI_512 = "vnni-512"  # vpdpbusd on 512 bits
     VNNI_256 = "vnni-256"  # the same on 256 bits
-    MADD_512 = "madd-512"  # vpmaddwd and vpaddd on 512 bits
+    MADD_512 = "madd-512"  # vpmaddubsw or vpmaddwd, and vpaddd, on 512 bits
     MADD_256 = "madd-256"  # the same on 256 bits
     NEON = "neon"  # mla
 
@@ -36,33 +36,33 @@ class Instructions(msgspec.Struct, frozen=True):
     Attributes:
         cpu: LLVM's name of the CPU.
         features: LLVM's names of what it has, sorted.
-        short_dot: for int8 and int4 weights.
+        byte_dot: for int8 and int4 weights.
         has_bfloat16_dot: whether pairs of bfloat16 are multiplied and added by one instruction (else by shifts and
             float32 products).
     """
 
     cpu: str
     features: tuple[str, ...]
-    short_dot: ShortDot
+    byte_dot: ByteDot
     has_bfloat16_dot: bool
 
     @property
     def vector_bits(self) -> int:
         """Width of a register."""
-        match self.short_dot:
-            case ShortDot.VNNI_512 | ShortDot.MADD_512:
+        match self.byte_dot:
+            case ByteDot.VNNI_512 | ByteDot.MADD_512:
                 return 512
-            case ShortDot.VNNI_256 | ShortDot.MADD_256:
+            case ByteDot.VNNI_256 | ByteDot.MADD_256:
                 return 256
-            case ShortDot.NEON:
+            case ByteDot.NEON:
                 return 128
             case _:
-                assert_never(self.short_dot)
+                assert_never(self.byte_dot)
 
     @property
     def label(self) -> str:
         """For people and logs."""
-        return self.short_dot.value + ("+bf16" if self.has_bfloat16_dot else "")
+        return self.byte_dot.value + ("+bf16" if self.has_bfloat16_dot else "")
 
 
 def detect_instructions(environment: Mapping[str, str] = os.environ) -> Instructions | None:
@@ -77,24 +77,24 @@ def detect_instructions(environment: Mapping[str, str] = os.environ) -> Instruct
         has = {name for name, present in llvm.get_host_cpu_features().items() if present}
     else:
         has = {entry[1:] for entry in written.split(",") if entry.startswith("+")}
-    short_dot = choose_short_dot(platform.machine(), has)
-    if short_dot is None:
+    byte_dot = choose_byte_dot(platform.machine(), has)
+    if byte_dot is None:
         return None
-    is_wide = short_dot in (ShortDot.VNNI_512, ShortDot.MADD_512)
-    return Instructions(cpu, tuple(sorted(has)), short_dot, is_wide and "avx512bf16" in has)
+    is_wide = byte_dot in (ByteDot.VNNI_512, ByteDot.MADD_512)
+    return Instructions(cpu, tuple(sorted(has)), byte_dot, is_wide and "avx512bf16" in has)
 
 
-def choose_short_dot(machine: str, has: set[str]) -> ShortDot | None:
-    """The widest way to multiply pairs of int16; None = none that is written for.
+def choose_byte_dot(machine: str, has: set[str]) -> ByteDot | None:
+    """The widest way to multiply bytes; None = none that is written for.
 
     Args:
         machine: as `platform.machine` names it.
         has: LLVM's names of the CPU's features.
     """
     if machine in ("aarch64", "arm64"):
-        return ShortDot.NEON if "neon" in has else None
+        return ByteDot.NEON if "neon" in has else None
     if machine not in ("x86_64", "AMD64") or not {"avx2", "fma", "f16c"} <= has:
         return None
     if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= has:
-        return ShortDot.VNNI_512 if "avx512vnni" in has else ShortDot.MADD_512
-    return ShortDot.VNNI_256 if "avxvnni" in has else ShortDot.MADD_256
+        return ByteDot.VNNI_512 if "avx512vnni" in has else ByteDot.MADD_512
+    return ByteDot.VNNI_256 if "avxvnni" in has else ByteDot.MADD_256

@@ -175,23 +175,10 @@ def store_bfloat16(b, address, x):
 
 
 @from_llvm(float32x16, _address, float32x16)
-def store_int16(b, address, x):
-    """Rounds to the nearest int16 (ties to even), writes 32 bytes; returns the integers. |x| must be below 32768."""
-    whole = v.call(b, "llvm.rint.v16f32", v.FLOATS, x)
-    v.store(b, b.trunc(b.fptosi(whole, v.INTS), v.SHORTS), address, 2)
-    return whole
-
-
-@from_llvm(float32x16, _address, float32x16)
 def store_uint8(b, address, x):
-    """Rounds to the nearest uint8 (ties to even), writes 16 bytes; returns the integers. x must be in 0 … 255.
-
-    Each 8 are written in the order 0, 4, 1, 5, 2, 6, 3, 7, in which int4 weights are unpacked (see `tiles.py`).
-    """
+    """Rounds to the nearest uint8 (ties to even), writes 16 bytes; returns the integers. x must be in 0 … 255."""
     whole = v.call(b, "llvm.rint.v16f32", v.FLOATS, x)
-    order = [first + place for first in (0, 8) for place in (0, 4, 1, 5, 2, 6, 3, 7)]
-    small = b.trunc(b.fptosi(whole, v.INTS), v.BYTES)
-    v.store(b, b.shuffle_vector(small, ir.Constant(v.BYTES, ir.Undefined), ir.Constant(v.INTS, order)), address, 1)
+    v.store(b, b.trunc(b.fptosi(whole, v.INTS), v.BYTES), address, 1)
     return whole
 
 

@@ -13,16 +13,14 @@ import numpy as np
 from numba import njit, prange
 
 from busllm.engine.cpu import tiles
-from busllm.engine.cpu.elementwise import quantise_row, quantise_row_to_bytes, round_row
-from busllm.engine.cpu.shapes import GROUP, VECTOR, Field, Format, States
+from busllm.engine.cpu.elementwise import quantise_row, round_row
+from busllm.engine.cpu.shapes import GROUP, MOST_OUTLIERS, VECTOR, Field, Format
 from busllm.engine.cpu.vectors import INSTRUCTIONS
 
 _INT4, _INT8, _BFLOAT16 = int(Format.INT4), int(Format.INT8), int(Format.BFLOAT16)
-_BYTES, _ROUNDED = int(States.UINT8), int(States.BFLOAT16)
-_FORMAT, _WEIGHTS, _BIAS, _NUM_TILES, _NUM_GROUPS, _STATES = (int(field) for field in Field)
+_FORMAT, _WEIGHTS, _BIAS, _NUM_TILES, _NUM_GROUPS, _CHANNELS, _NUM_CHANNELS = (int(field) for field in Field)
 _INT4_BYTES, _INT8_BYTES, _BFLOAT16_BYTES = tiles.INT4_GROUP_BYTES, tiles.INT8_GROUP_BYTES, tiles.BFLOAT16_GROUP_BYTES
-# Rows whose sums stay in registers: 32 registers of 512 bits hold twice as many as 16 of 256. Weights that meet bytes
-# need half as many registers.
+# Rows whose sums stay in registers: 32 registers of 512 bits hold twice as many as 16 of 256.
 _IS_WIDE = INSTRUCTIONS.vector_bits == 512
 _FEW, _MANY = ((8, 4, 2, 1), (16, 8, 4, 2, 1)) if _IS_WIDE else ((4, 2, 1), (4, 2, 1))
 _float = np.float32
@@ -34,23 +32,23 @@ def _walk(make_tile: Any, pieces: tuple[int, ...]) -> Any:
     walk_rest = _walk(make_tile, pieces[1:]) if len(pieces) > 1 else None
 
     @njit(nogil=True)
-    def walk(weights, bias, states, stride, scales, lows, sums, groups, out, out_stride, rows):
+    def walk(weights, bias, states, stride, scales, lows, sums, groups, channels, kept, large, out, out_stride, rows):
         row = 0
         while row + size <= rows:
-            x, o, g = states + row * stride, out + row * out_stride, row * groups * 4
-            tile(weights, bias, x, stride, scales + g, lows + g, sums + g, groups, o, out_stride)
+            x, o, g, k = states + row * stride, out + row * out_stride, row * groups * 4, large + row * _LARGE_BYTES
+            tile(weights, bias, x, stride, scales + g, lows + g, sums + g, groups, channels, kept, k, o, out_stride)
             row += size
         if walk_rest is not None and row < rows:
-            x, o, g = states + row * stride, out + row * out_stride, row * groups * 4
-            walk_rest(weights, bias, x, stride, scales + g, lows + g, sums + g, groups, o, out_stride, rows - row)
+            x, o, g, k = states + row * stride, out + row * out_stride, row * groups * 4, large + row * _LARGE_BYTES
+            a, b, c, rest = scales + g, lows + g, sums + g, rows - row
+            walk_rest(weights, bias, x, stride, a, b, c, groups, channels, kept, k, o, out_stride, rest)
 
     return walk
 
 
-_walk_int4, _walk_int8, _walk_bfloat16 = (
-    _walk(make, _FEW) for make in (tiles.int4_tile, tiles.int8_tile, tiles.bfloat16_tile)
-)
-_walk_int4_bytes = _walk(tiles.int4_byte_tile, _MANY)
+_LARGE_BYTES = MOST_OUTLIERS * 4
+_walk_int4, _walk_int8 = (_walk(make, _MANY) for make in (tiles.int4_tile, tiles.int8_tile))
+_walk_bfloat16 = _walk(tiles.bfloat16_tile, _FEW)
 
 
 @njit(nogil=True, parallel=True)
@@ -64,38 +62,42 @@ def multiply(linear, space, rows, out):
         out: float32 (at least rows, at least 16 * num_tiles).
     """
     kind, groups, weights, bias = linear[_FORMAT], linear[_NUM_GROUPS], linear[_WEIGHTS], linear[_BIAS]
-    has_bytes = linear[_STATES] == _BYTES
+    channels, kept, large = linear[_CHANNELS], linear[_NUM_CHANNELS], space.outliers.ctypes.data
     scales, lows, sums = space.scales.ctypes.data, space.lows.ctypes.data, space.sums.ctypes.data
     to, to_stride = out.ctypes.data, out.shape[1] * 4
-    states, stride = space.inputs.ctypes.data, space.inputs.shape[1] * 2
+    x, stride = space.inputs.ctypes.data, space.inputs.shape[1] * 2
     for tile in prange(linear[_NUM_TILES]):
         b, o = bias + tile * VECTOR * 4, to + tile * VECTOR * 4
-        if kind == _INT4 and has_bytes:
+        if kind == _INT4:
             w = weights + tile * groups * _INT4_BYTES
-            _walk_int4_bytes(w, b, states, stride, scales, lows, sums, groups, o, to_stride, rows)
-        elif kind == _INT4:
-            w = weights + tile * groups * _INT4_BYTES
-            _walk_int4(w, b, states, stride, scales, lows, sums, groups, o, to_stride, rows)
+            _walk_int4(w, b, x, stride, scales, lows, sums, groups, channels, kept, large, o, to_stride, rows)
         elif kind == _INT8:
             w = weights + tile * groups * _INT8_BYTES
-            _walk_int8(w, b, states, stride, scales, lows, sums, groups, o, to_stride, rows)
+            _walk_int8(w, b, x, stride, scales, lows, sums, groups, channels, kept, large, o, to_stride, rows)
         else:
             w = weights + tile * groups * _BFLOAT16_BYTES
-            _walk_bfloat16(w, b, states, stride, scales, lows, sums, groups, o, to_stride, rows)
+            _walk_bfloat16(w, b, x, stride, scales, lows, sums, groups, channels, kept, large, o, to_stride, rows)
 
 
 @njit(nogil=True)
 def prepare_row(linear, space, row, source):
-    """Makes the linear's input format of a float32 row (an address), padded to whole groups."""
+    """Makes the linear's input format of a float32 row (an address), padded to whole groups.
+
+    What is kept apart is taken out of the row while its group is rounded.
+    """
     out, groups = space.inputs[row].ctypes.data, linear[_NUM_GROUPS]
-    first, end = row * groups, (row + 1) * groups
-    if linear[_STATES] == _ROUNDED:
+    if linear[_FORMAT] == _BFLOAT16:
         round_row(source, groups, out)
-    elif linear[_STATES] == _BYTES:
-        scales, lows, sums = space.scales[first:end], space.lows[first:end], space.sums[first:end]
-        quantise_row_to_bytes(source, groups, out, scales, lows, sums)
-    else:
-        quantise_row(source, groups, out, space.scales[first:end], space.sums[first:end])
+        return
+    first, end = row * groups, (row + 1) * groups
+    kept, large = linear[_NUM_CHANNELS], space.outliers[row]
+    for index in range(kept):
+        place = source + 4 * tiles.int64_at(linear[_CHANNELS] + 8 * index)
+        large[index] = tiles.float_at(place)
+        tiles.put_float(place, _float(0.0))
+    quantise_row(source, groups, out, space.scales[first:end], space.lows[first:end], space.sums[first:end])
+    for index in range(kept):
+        tiles.put_float(source + 4 * tiles.int64_at(linear[_CHANNELS] + 8 * index), large[index])
 
 
 @njit(nogil=True)
@@ -110,15 +112,14 @@ def read_row(linear, row, out):
             scale = tiles.half_at(block + 256 + 2 * lane)
             minimum = tiles.half_at(block + 288 + 2 * lane)
             for index in range(GROUP):
-                pair, nibble = index // 2, index // 2 % 4 + 4 * (index % 2)
-                byte = tiles.byte_at(block + 64 * (pair // 4) + 4 * lane + nibble // 2)
-                out[first + index] = _float((byte >> (4 * (nibble % 2))) & 15) * scale + minimum
+                byte = tiles.byte_at(block + 64 * (index // 8) + 4 * lane + index % 4)
+                out[first + index] = _float((byte >> (index % 8 // 4 * 4)) & 15) * scale + minimum
         elif kind == _INT8:
             block = linear[_WEIGHTS] + (tile * groups + group) * _INT8_BYTES
             scale = tiles.float_at(block + 512 + 4 * lane)
             for index in range(GROUP):
-                place = index % 4 // 2 + index % 2 * 2
-                out[first + index] = _float(tiles.byte_at(block + 64 * (index // 4) + 4 * lane + place)) * scale
+                byte = tiles.byte_at(block + 64 * (index // 4) + 4 * lane + index % 4)
+                out[first + index] = _float(byte) * scale
         else:
             block = linear[_WEIGHTS] + (tile * groups + group) * _BFLOAT16_BYTES
             for index in range(GROUP):

@@ -15,6 +15,7 @@ from typing import Protocol
 from busllm.engine.cpu import packed_file
 from busllm.engine.cpu.cpu_decoder import CpuDecoder
 from busllm.engine.cpu.one_sequence import logits_of
+from busllm.engine.cpu.outliers import with_outliers
 from busllm.engine.cpu.packed_model import PackedModel, Packer, Quantization, TensorSource
 from busllm.engine.models.config import ModelConfig
 from busllm.errors import ModelError
@@ -78,6 +79,7 @@ def packed_weights(config: ModelConfig, checkpoint: Checkpoint, quantization: Qu
     tensors = checkpoint.open_tensors()
     packed = Packer(config, tensors, quantization).pack()
     tensors.finish()
+    packed = with_outliers(config, packed)
     if checkpoint.fingerprint() != fingerprint:
         raise ModelError(f"{checkpoint.source} or a file beside it changed while it was read. Start again.")
     if packed.num_bytes < WORTH_KEEPING_BYTES:

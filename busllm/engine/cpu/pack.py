@@ -70,9 +70,7 @@ def pack(parts: Sequence[Blocks], unit: int = VECTOR) -> Bytes:
             out[..., 256:288] = scales.astype(np.float16).view(np.uint8)
             out[..., 288:320] = minimums.astype(np.float16).view(np.uint8)
         case Format.INT8:
-            # In each four the two in the middle change places: see `tiles.py`.
-            fours = values.view(np.uint8).reshape(*values.shape[:2], -1, 2, 2).swapaxes(-1, -2)
-            out[..., :512] = _interleaved(fours.reshape(values.shape), 8, 4)
+            out[..., :512] = _interleaved(values.view(np.uint8), 8, 4)
             out[..., 512:576] = scales.view(np.uint8)
         case Format.BFLOAT16:
             out[...] = _interleaved(values, GROUP // 2, 2)
@@ -96,7 +94,7 @@ def _interleaved(values: npt.NDArray[Any], steps: int, each: int) -> Bytes:
 
 
 def _joined_nibbles(values: Bytes) -> Bytes:
-    """(rows, groups, 32) of 0 … 15 → bytes (rows, groups, 16), nibbles in the order of `tiles.py`."""
-    # Of each 8 inputs the even ones are the first four nibbles, the odd ones the last four.
-    ordered = values.reshape(*values.shape[:2], -1, 4, 2).swapaxes(-1, -2).reshape(*values.shape[:2], -1, 2)
-    return np.bitwise_or(ordered[..., 0], np.left_shift(ordered[..., 1], 4))
+    """(rows, groups, 32) of 0 … 15 → bytes (rows, groups, 16): of each 8, the first four are the lower nibbles."""
+    eights = values.reshape(*values.shape[:2], -1, 2, 4)
+    joined = np.bitwise_or(eights[..., 0, :], np.left_shift(eights[..., 1, :], 4))
+    return joined.reshape(*values.shape[:2], -1)

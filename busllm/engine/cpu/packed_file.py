@@ -26,7 +26,7 @@ from busllm.engine.cpu.shapes import Format, padded
 from busllm.model_store.content_digest import path_digest
 from busllm.model_store.files import cache_root
 
-VERSION = 2  # of the layouts in this file and in `pack.py`
+VERSION = 3  # of the layouts in this file and in `pack.py`
 _DRAFT = ".draft-"
 _DEAD_DRAFT_S = 3600.0  # nobody writes for that long
 

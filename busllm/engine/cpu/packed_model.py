@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from busllm.engine.cpu.blocks import own_format, quantise, read_blocks
 from busllm.engine.cpu.pack import pack
-from busllm.engine.cpu.shapes import GROUP, VECTOR, Format, Part, States, padded
+from busllm.engine.cpu.shapes import GROUP, VECTOR, Format, Part, padded
 from busllm.engine.models.config import ModelConfig
 from busllm.model_store.weights import WeightTensor
 
@@ -46,7 +46,8 @@ class PackedModel:
 
     Attributes:
         formats: of each matrix: "embedding", "head" (absent where the embedding is it), "<layer>.<part>".
-        arrays: `<matrix>.weights` uint8 (tiles, groups, bytes), `<matrix>.bias` float32; "norms", "head_norms".
+        arrays: `<matrix>.weights` uint8 (tiles, groups, bytes), `<matrix>.bias` float32, `<matrix>.outliers` int64
+            where some inputs are kept apart; "norms", "head_norms".
     """
 
     formats: Mapping[str, Format]
@@ -66,27 +67,6 @@ class PackedModel:
 def matrix_name(layer: int, part: Part) -> str:
     """Name of a layer's matrix."""
     return f"{layer}.{part.name.lower()}"
-
-
-def states_of(kind: Format, part: Part | None) -> States:
-    """Number format of a linear's inputs.
-
-    Bytes make half the products of int16 and are enough for 4-bit weights, but not for queries, keys and values nor for
-    the head: there they cost as much of the accuracy as in all other linears together.
-
-    Args:
-        kind: of its weights.
-        part: which linear of a layer; None = the head.
-    """
-    match kind:
-        case Format.BFLOAT16:
-            return States.BFLOAT16
-        case Format.INT8:
-            return States.INT16
-        case Format.INT4:
-            return States.INT16 if part in (None, Part.QUERIES_KEYS_VALUES) else States.UINT8
-        case _:
-            assert_never(kind)
 
 
 class Packer:

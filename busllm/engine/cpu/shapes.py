@@ -15,6 +15,7 @@ Array = npt.NDArray[Any]
 
 VECTOR = 16  # numbers in a vector: widths are padded to whole vectors
 GROUP = 32  # inputs that share a scale: inputs are padded to whole groups
+MOST_OUTLIERS = 8  # inputs of a linear that are kept apart: see `outliers.py`
 
 
 class Format(IntEnum):
@@ -22,14 +23,6 @@ class Format(IntEnum):
 
     INT4 = 0
     INT8 = 1
-    BFLOAT16 = 2
-
-
-class States(IntEnum):
-    """Number format of a linear's inputs; the integers have a scale per group."""
-
-    INT16 = 0
-    UINT8 = 1  # with a zero point per group
     BFLOAT16 = 2
 
 
@@ -53,7 +46,8 @@ class Field(IntEnum):
     BIAS = 2  # address of float32 (16 * number of tiles)
     NUM_TILES = 3  # of 16 outputs
     NUM_GROUPS = 4  # of 32 inputs
-    STATES = 5  # a `States`
+    CHANNELS = 5  # address of int64, the inputs that are multiplied in float32
+    NUM_CHANNELS = 6  # at most `MOST_OUTLIERS`
 
 
 class Sizes(NamedTuple):
@@ -81,8 +75,8 @@ class Model(NamedTuple):
     """Weights.
 
     Attributes:
-        linears: int64 (num_layers, 4, 6), by `Part` and `Field`.
-        embedding, head: int64 (6,).
+        linears: int64 (num_layers, 4, 7), by `Part` and `Field`.
+        embedding, head: int64 (7,).
         norms: float32 (2 * num_layers + 1, padded hidden_size): before attention and before feed-forward of each layer,
             and the last one.
         head_norms: float32 (num_layers, 2, head_dim), of queries and keys; no layers where the model has none.
@@ -143,10 +137,13 @@ class Workspace(NamedTuple):
         queries: uint16 (rows, num_heads * head_dim), bfloat16, rotated and scaled.
         attended: float32.
         gated: float32, gate and up.
-        inputs: uint16, of a linear: bfloat16, or int16 with a scale per group of 32, or uint8 in the first half.
-        scales: float32 (rows * groups,), of integer inputs; the row's own number of groups after the other.
-        lows: the same, the number that integer 0 of a uint8 stands for.
+        inputs: uint16, of a linear: bfloat16, or in the first half uint8.
+        outliers: float32 (rows, MOST_OUTLIERS), inputs that are kept apart from the bytes.
+        scales: float32 (rows * groups,), of bytes; the row's own number of groups after the other.
+        lows: the same, the number that byte 0 stands for.
         sums: the same, of the group's numbers as rounded.
+        peaks: float32 (4 * num_layers + 1, widest input) while outliers are looked for, the largest magnitude of each
+            input of each linear; else no rows.
     """
 
     states: Array
@@ -157,9 +154,11 @@ class Workspace(NamedTuple):
     attended: Array
     gated: Array
     inputs: Array
+    outliers: Array
     scales: Array
     lows: Array
     sums: Array
+    peaks: Array
 
 
 def padded(size: int, unit: int) -> int:

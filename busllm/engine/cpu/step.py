@@ -20,6 +20,7 @@ from busllm.engine.cpu.runs import BLOCK
 from busllm.engine.cpu.shapes import Part
 
 _QKV, _OUTPUT, _GATE_UP, _DOWN = (int(part) for part in Part)
+_NUM_PARTS = len(Part)
 FEW_ROWS = 4  # rows that one core has done before others would have woken up
 
 
@@ -31,16 +32,20 @@ def hidden_states(model, sizes, heads, batch, cache, space):
     for layer in range(sizes.num_layers):
         linears = model.linears[layer]
         _normalise(linears[_QKV], model.norms[2 * layer], sizes, space, rows)
+        _note_peaks(space, _NUM_PARTS * layer + _QKV, space.normed, rows)
         multiply(linears[_QKV], space, rows, space.merged)
         _rotate_and_store(model, layer, sizes.norm_epsilon, heads, batch, cache, space)
         attend(
             space.queries, cache.keys[layer], cache.values[layer], batch, model.windows[layer], heads, space.attended
         )
         _prepare(linears[_OUTPUT], space, space.attended, rows)
+        _note_peaks(space, _NUM_PARTS * layer + _OUTPUT, space.attended, rows)
         multiply(linears[_OUTPUT], space, rows, space.branch)
         _normalise(linears[_GATE_UP], model.norms[2 * layer + 1], sizes, space, rows)
+        _note_peaks(space, _NUM_PARTS * layer + _GATE_UP, space.normed, rows)
         multiply(linears[_GATE_UP], space, rows, space.gated)
         _gate(linears[_DOWN], sizes, space, rows)
+        _note_peaks(space, _NUM_PARTS * layer + _DOWN, space.gated, rows)
         multiply(linears[_DOWN], space, rows, space.branch)
     for row in range(rows):
         add_row(space.states[row].ctypes.data, space.branch[row].ctypes.data, space.states.shape[1])
@@ -51,6 +56,7 @@ def logits(model, sizes, space, rows, out):
     """The last norm and the head over space.states[:rows]; out: float32 (rows, 16 * tiles of the head)."""
     space.branch[:rows] = 0
     _normalise(model.head, model.norms[2 * sizes.num_layers], sizes, space, rows)
+    _note_peaks(space, _NUM_PARTS * sizes.num_layers, space.normed, rows)
     multiply(model.head, space, rows, out)
 
 
@@ -59,6 +65,18 @@ def _embed(model, batch, space):
     space.branch[: len(batch.token_ids)] = 0
     for row in range(len(batch.token_ids)):
         read_row(model.embedding, batch.token_ids[row], space.states[row])
+
+
+@njit(nogil=True)
+def _note_peaks(space, linear, inputs, rows):
+    """Where outliers are looked for: the largest magnitude of each input of a linear. (The first token of a text has
+    large states that no other has.)
+    """
+    if len(space.peaks):
+        peaks = space.peaks[linear]
+        for row in range(1, rows):
+            for index in range(min(len(peaks), inputs.shape[1])):
+                peaks[index] = max(peaks[index], abs(inputs[row, index]))
 
 
 # ---------------------------------------------------------------- norms

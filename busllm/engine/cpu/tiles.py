@@ -4,14 +4,14 @@ Owns: one function per number format and number of rows. A sum is added up in th
 so a row has the same bits alone and in any batch.
 Does not know: matrices (`linear.py` walks over tiles and rows), sequences.
 
-Quantised weights are multiplied by states that are integers with a scale per group of 32: two int16 or four uint8 per
-32-bit lane, products and the sum of a group in int32, which is exact.
+Quantised weights are multiplied by states that are uint8 with a scale and a zero point per group of 32: four per 32-bit
+lane, products and the sum of a group in int32, which is exact. A few inputs are kept apart in float32 (`outliers.py`).
 
 Weights lie by tile of 16 outputs and within it by group of 32 inputs (bfloat16: by pair of inputs); see `pack.py`:
-    int4      4 vectors of 64 bytes: of the 8 nibbles that lane n of vector j has, nibble k and nibble k + 4 are inputs
-              2p and 2p + 1 of output n, with p = 4j + k; then 16 scales and 16 minimums in float16
-    int8      8 vectors of 64 bytes: lane n of vector j has the inputs 4j, 4j + 2, 4j + 1, 4j + 3 of output n; then 16
-              scales in float32
+    int4      4 vectors of 64 bytes: lane n of vector j has the inputs 8j … 8j + 3 of output n in the lower nibbles of
+              its four bytes and 8j + 4 … 8j + 7 in the upper ones; then 16 scales and 16 minimums in float16
+    int8      8 vectors of 64 bytes: lane n of vector j has the inputs 4j … 4j + 3 of output n; then 16 scales in
+              float32
     bfloat16  16 vectors of 16 pairs
 """
 
@@ -25,6 +25,7 @@ from numba.core import cgutils
 
 from busllm.engine.cpu import vectors as v
 from busllm.engine.cpu.compiled import from_llvm
+from busllm.engine.cpu.shapes import MOST_OUTLIERS
 
 GROUP = 32  # inputs that share a scale
 INT4_GROUP_BYTES = 4 * 64 + 2 * 32
@@ -33,7 +34,6 @@ BFLOAT16_PAIR_BYTES = 64
 BFLOAT16_GROUP_BYTES = GROUP // 2 * BFLOAT16_PAIR_BYTES
 
 _ADDRESS = types.int64
-_ALL_SHORTS = ir.VectorType(v.INT16, 32)
 
 
 class _Tile(NamedTuple):
@@ -44,6 +44,8 @@ class _Tile(NamedTuple):
         states_stride, out_stride: bytes from row to row.
         scales, lows, sums: addresses of float32 (rows, num_groups), see `Workspace`; unused where the format has none.
         num_groups: int64.
+        channels, num_channels: address of int64, which inputs are kept apart, and how many.
+        outliers: address of float32 (rows, MOST_OUTLIERS), these inputs.
     """
 
     weights: Any
@@ -54,6 +56,9 @@ class _Tile(NamedTuple):
     lows: Any
     sums: Any
     num_groups: Any
+    channels: Any
+    num_channels: Any
+    outliers: Any
     out: Any
     out_stride: Any
 
@@ -76,6 +81,18 @@ def float_at(b, address):
     return v.load(b, address, v.FLOAT)
 
 
+@from_llvm(types.int64, _ADDRESS)
+def int64_at(b, address):
+    """An int64."""
+    return v.load(b, address, v.INT64, 8)
+
+
+@from_llvm(types.void, _ADDRESS, types.float32)
+def put_float(b, address, x):
+    """Writes a float32."""
+    v.store(b, x, address)
+
+
 @from_llvm(types.float32, _ADDRESS)
 def bfloat16_at(b, address):
     """A bfloat16 as float32."""
@@ -84,76 +101,52 @@ def bfloat16_at(b, address):
 
 
 def int4_tile(rows: int) -> Any:
-    """y = bias + Σ over groups of scale · s · Σ q · x + minimum · s · Σ x, with x in int16 and its scale s.
-
-    Returns:
-        A compiled function with the arguments of `_Tile`.
-    """
-    nibbles = v.all_lanes(v.INTS, 0x000F000F)
-
-    def group(b: Any, tile: _Tile, index: Any, totals: list[Any]) -> None:
-        packed, scale, minimum = _int4_group(b, tile, index)
-        weights = [b.and_(b.lshr(x, v.all_lanes(v.INTS, 4 * k)), nibbles) for x in packed for k in range(4)]
-        for row, total in enumerate(totals):
-            dot = _dot_group(b, tile, index, row, weights)
-            own, summed = (_splat_at(b, table, tile, index, row) for table in (tile.scales, tile.sums))
-            y = v.fma(b, dot, b.fmul(scale, own), b.load(total))
-            b.store(v.fma(b, minimum, summed, y), total)
-
-    return _tile(rows, group, INT4_GROUP_BYTES)
-
-
-def int4_byte_tile(rows: int) -> Any:
     """y = bias + Σ over groups of scale · (s · Σ q · x + low · Σ q) + minimum · Σ (s · x + low), with x in uint8.
-
-    Half the products of `int4_tile`: an instruction takes four of them per lane instead of two.
 
     Returns:
         A compiled function with the arguments of `_Tile`.
     """
     nibbles, four = v.all_lanes(v.INTS, 0x0F0F0F0F), v.all_lanes(v.INTS, 4)
-    ones, zeros = v.all_lanes(v.INTS, 0x01010101), v.all_lanes(v.INTS, 0)
 
     def group(b: Any, tile: _Tile, index: Any, totals: list[Any]) -> None:
-        packed, scale, minimum = _int4_group(b, tile, index)
+        block = v.at(b, tile.weights, b.mul(index, v.constant(INT4_GROUP_BYTES)))
+        packed = [v.load(b, v.at(b, block, 64 * j), v.INTS, 64) for j in range(4)]
+        scale, minimum = (v.widen_half(b, v.at(b, block, offset)) for offset in (256, 288))
         weights = [half for x in packed for half in (b.and_(x, nibbles), b.and_(b.lshr(x, four), nibbles))]
-        summed = zeros
-        for quads in weights:
-            summed = v.dot_bytes(b, summed, ones, quads)
-        shift = b.fmul(scale, b.sitofp(summed, v.FLOATS))
-        first = b.mul(index, v.constant(GROUP))
+        shift = b.fmul(scale, _sum_of(b, weights))
         for row, total in enumerate(totals):
-            dot = zeros
-            for quad, quads in enumerate(weights):
-                states = v.splat(b, v.load(b, _in_row(b, tile, row, b.add(first, v.constant(4 * quad))), v.INT32))
-                dot = v.dot_bytes(b, dot, states, quads)
-            tables = (tile.scales, tile.lows, tile.sums)
-            own, low, all_states = (_splat_at(b, table, tile, index, row) for table in tables)
-            y = v.fma(b, b.sitofp(dot, v.FLOATS), b.fmul(scale, own), b.load(total))
-            y = v.fma(b, shift, low, y)
-            b.store(v.fma(b, minimum, all_states, y), total)
+            y = _add_group(b, tile, index, row, _Group(weights, scale, shift, fits_short=True), total)
+            b.store(v.fma(b, minimum, _splat_at(b, tile.sums, tile, index, row), y), total)
 
-    return _tile(rows, group, INT4_GROUP_BYTES)
+    def outlier(b: Any, block: Any, place: Any) -> Any:
+        vector = b.add(block, b.shl(b.lshr(place, v.constant(3)), v.constant(6)))
+        up = b.add(b.shl(b.and_(place, v.constant(3)), v.constant(3)), b.and_(place, v.constant(4)))  # to its nibble
+        nibble = b.lshr(v.load(b, vector, v.INTS, 64), v.splat(b, b.trunc(up, v.INT32)))
+        scale, minimum = (v.widen_half(b, v.at(b, block, offset)) for offset in (256, 288))
+        return v.fma(b, b.sitofp(b.and_(nibble, v.all_lanes(v.INTS, 15)), v.FLOATS), scale, minimum)
+
+    return _tile(rows, group, INT4_GROUP_BYTES, outlier)
 
 
 def int8_tile(rows: int) -> Any:
-    """y = bias + Σ over groups of scale · s · Σ q · x; x in int16, arguments of `_Tile`."""
-    eight = ir.Constant(_ALL_SHORTS, [8] * 32)
+    """y = bias + Σ over groups of scale · (s · Σ q · x + low · Σ q), with x in uint8; arguments of `_Tile`."""
 
     def group(b: Any, tile: _Tile, index: Any, totals: list[Any]) -> None:
         block = v.at(b, tile.weights, b.mul(index, v.constant(INT8_GROUP_BYTES)))
-        weights = []
-        for j in range(8):
-            quads = b.bitcast(v.load(b, v.at(b, block, 64 * j), v.INTS, 64), _ALL_SHORTS)
-            by_parity = (b.ashr(b.shl(quads, eight), eight), b.ashr(quads, eight))
-            weights += [b.bitcast(pairs, v.INTS) for pairs in by_parity]
+        weights = [v.load(b, v.at(b, block, 64 * j), v.INTS, 64) for j in range(8)]
         scale = v.load(b, v.at(b, block, 512), v.FLOATS, 64)
+        shift = b.fmul(scale, _sum_of(b, weights))
         for row, total in enumerate(totals):
-            dot = _dot_group(b, tile, index, row, weights)
-            own = _splat_at(b, tile.scales, tile, index, row)
-            b.store(v.fma(b, dot, b.fmul(scale, own), b.load(total)), total)
+            b.store(_add_group(b, tile, index, row, _Group(weights, scale, shift, fits_short=False), total), total)
 
-    return _tile(rows, group, INT8_GROUP_BYTES)
+    def outlier(b: Any, block: Any, place: Any) -> Any:
+        vector = b.add(block, b.shl(b.lshr(place, v.constant(2)), v.constant(6)))
+        up = b.shl(b.sub(v.constant(3), b.and_(place, v.constant(3))), v.constant(3))  # its byte to the highest
+        highest = b.shl(v.load(b, vector, v.INTS, 64), v.splat(b, b.trunc(up, v.INT32)))
+        scale = v.load(b, v.at(b, block, 512), v.FLOATS, 64)
+        return b.fmul(b.sitofp(b.ashr(highest, v.all_lanes(v.INTS, 24)), v.FLOATS), scale)
+
+    return _tile(rows, group, INT8_GROUP_BYTES, outlier)
 
 
 def bfloat16_tile(rows: int) -> Any:
@@ -171,15 +164,35 @@ def bfloat16_tile(rows: int) -> Any:
     return _tile(rows, group, BFLOAT16_GROUP_BYTES)
 
 
-def _int4_group(b: Any, tile: _Tile, index: Any) -> tuple[list[Any], Any, Any]:
-    """A group's four vectors of nibbles, scales and minimums."""
-    block = v.at(b, tile.weights, b.mul(index, v.constant(INT4_GROUP_BYTES)))
-    packed = [v.load(b, v.at(b, block, 64 * j), v.INTS, 64) for j in range(4)]
-    scale, minimum = (v.widen_half(b, v.at(b, block, offset)) for offset in (256, 288))
-    return packed, scale, minimum
+class _Group(NamedTuple):
+    """One group's weights of 16 outputs: 8 vectors of four bytes per lane, their scale, scale times their sum."""
+
+    weights: list[Any]
+    scale: Any
+    shift: Any
+    fits_short: bool
 
 
-def _tile(rows: int, group: Any, group_bytes: int) -> Any:
+def _sum_of(b: Any, weights: list[Any]) -> Any:
+    """The sums of a group's weights, float32."""
+    total = v.all_lanes(v.INTS, 0)
+    for quads in weights:
+        total = v.dot_bytes(b, total, v.all_lanes(v.INTS, 0x01010101), quads, fits_short=True)
+    return b.sitofp(total, v.FLOATS)
+
+
+def _add_group(b: Any, tile: _Tile, index: Any, row: int, group: _Group, total: Any) -> Any:
+    """One row's total with a group's products: + scale · s · Σ q · x + shift · low."""
+    dot, first = v.all_lanes(v.INTS, 0), b.mul(index, v.constant(GROUP))
+    for quad, quads in enumerate(group.weights):
+        states = v.splat(b, v.load(b, _in_row(b, tile, row, b.add(first, v.constant(4 * quad))), v.INT32))
+        dot = v.dot_bytes(b, dot, states, quads, fits_short=group.fits_short)
+    own, low = (_splat_at(b, table, tile, index, row) for table in (tile.scales, tile.lows))
+    y = v.fma(b, b.sitofp(dot, v.FLOATS), b.fmul(group.scale, own), b.load(total))
+    return v.fma(b, group.shift, low, y)
+
+
+def _tile(rows: int, group: Any, group_bytes: int, outlier: Any = None) -> Any:
     """Wraps the work on one group into the loop over groups, with the sums of all rows in registers.
 
     Meanwhile the next tile's weights are fetched: the CPU's own prefetching stops where this tile is read again for
@@ -193,6 +206,8 @@ def _tile(rows: int, group: Any, group_bytes: int) -> Any:
         totals = [cgutils.alloca_once(b, v.FLOATS) for _ in range(rows)]
         for total in totals:
             b.store(bias, total)
+        if outlier is not None:
+            _add_outliers(b, arguments, totals, group_bytes, outlier)
         with cgutils.for_range(b, arguments.num_groups, intp=v.INT64) as loop:
             ahead = b.mul(b.add(arguments.num_groups, loop.index), v.constant(group_bytes))
             for line in range(0, group_bytes, 64):
@@ -204,14 +219,16 @@ def _tile(rows: int, group: Any, group_bytes: int) -> Any:
     return tile
 
 
-def _dot_group(b: Any, tile: _Tile, index: Any, row: int, weights: list[Any]) -> Any:
-    """The sum over one group as float32; in two halves, so that one need not wait for the other."""
-    sums = [v.all_lanes(v.INTS, 0)] * 2
-    place = b.mul(index, v.constant(2 * GROUP))
-    for pair, pairs in enumerate(weights):
-        states = v.splat(b, v.load(b, _in_row(b, tile, row, b.add(place, v.constant(4 * pair))), v.INT32))
-        sums[pair % 2] = v.dot_shorts(b, sums[pair % 2], pairs, states)
-    return b.sitofp(b.add(*sums), v.FLOATS)
+def _add_outliers(b: Any, tile: _Tile, totals: list[Any], group_bytes: int, outlier: Any) -> None:
+    """Adds what is kept apart: float32 times the weights of one input, which `outlier` reads from its group."""
+    with cgutils.for_range(b, tile.num_channels, intp=v.INT64) as loop:
+        channel = v.load(b, v.at(b, tile.channels, b.mul(loop.index, v.constant(8))), v.INT64, 8)
+        group, place = b.lshr(channel, v.constant(5)), b.and_(channel, v.constant(GROUP - 1))
+        weights = outlier(b, b.add(tile.weights, b.mul(group, v.constant(group_bytes))), place)
+        for row, total in enumerate(totals):
+            at = b.mul(b.add(loop.index, v.constant(MOST_OUTLIERS * row)), v.constant(4))
+            state = v.splat(b, v.load(b, b.add(tile.outliers, at), v.FLOAT))
+            b.store(v.fma(b, weights, state, b.load(total)), total)
 
 
 def _in_row(b: Any, tile: _Tile, row: int, place: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, assert_never
 import llvmlite.ir as ir
 from numba.core import cgutils
 
-from busllm.engine.cpu.instructions import Instructions, ShortDot, detect_instructions
+from busllm.engine.cpu.instructions import ByteDot, Instructions, detect_instructions
 from busllm.errors import EngineError
 
 LANES = 16
@@ -127,58 +127,35 @@ def widen_half(b: Builder, address: Value) -> Value:
 # ---------------------------------------------------------------- dot products
 
 
-def dot_shorts(b: Builder, total: Value, x: Value, y: Value) -> Value:
-    """total + the sums of two products of int16, per lane of int32.
-
-    Args:
-        total: 16 x i32.
-        x, y: 16 x i32, two int16 in each.
-    """
-    match INSTRUCTIONS.short_dot:
-        case ShortDot.VNNI_512:
-            return call(b, "llvm.x86.avx512.vpdpwssd.512", INTS, total, x, y)
-        case ShortDot.VNNI_256:
-            return _in_halves(b, lambda t, p, q: call(b, "llvm.x86.avx512.vpdpwssd.256", t.type, t, p, q), total, x, y)
-        case ShortDot.MADD_512:
-            return b.add(total, _madd(b, "llvm.x86.avx512.pmaddw.d.512", x, y))
-        case ShortDot.MADD_256:
-            return b.add(total, _in_halves(b, lambda p, q: _madd(b, "llvm.x86.avx2.pmadd.wd", p, q), x, y))
-        case ShortDot.NEON:
-            for half in (_lower_shorts, _upper_shorts):
-                total = b.add(total, b.mul(half(b, x), half(b, y)))
-            return total
-        case _:
-            assert_never(INSTRUCTIONS.short_dot)
-
-
-def dot_bytes(b: Builder, total: Value, x: Value, y: Value) -> Value:
-    """total + the sums of four products of bytes, per lane of int32.
+def dot_bytes(b: Builder, total: Value, x: Value, y: Value, *, fits_short: bool) -> Value:
+    """total + the sums of four products of bytes, per lane of int32; exact.
 
     Args:
         total: 16 x i32.
         x: 16 x i32, four uint8 in each.
-        y: 16 x i32, four int8 in each, of -64 … 64: a sum of two products must fit into int16.
+        y: 16 x i32, four int8 in each.
+        fits_short: any sum of two products fits into int16.
     """
-    match INSTRUCTIONS.short_dot:
-        case ShortDot.VNNI_512:
+    match INSTRUCTIONS.byte_dot:
+        case ByteDot.VNNI_512:
             return call(b, "llvm.x86.avx512.vpdpbusd.512", INTS, total, x, y)
-        case ShortDot.VNNI_256:
+        case ByteDot.VNNI_256:
             return _in_halves(b, lambda t, p, q: call(b, "llvm.x86.avx512.vpdpbusd.256", t.type, t, p, q), total, x, y)
-        case ShortDot.MADD_512:
-            pairs = _madd_bytes(b, "llvm.x86.avx512.pmaddubs.w.512", x, y)
-            return b.add(total, _madd(b, "llvm.x86.avx512.pmaddw.d.512", pairs, all_lanes(INTS, 0x00010001)))
-        case ShortDot.MADD_256:
-            pairs = _in_halves(b, lambda p, q: _madd_bytes(b, "llvm.x86.avx2.pmadd.ub.sw", p, q), x, y)
-            ones = all_lanes(INTS, 0x00010001)
-            return b.add(total, _in_halves(b, lambda p, q: _madd(b, "llvm.x86.avx2.pmadd.wd", p, q), pairs, ones))
-        case ShortDot.NEON:
+        case ByteDot.MADD_512:
+            by_two, by_four = "llvm.x86.avx512.pmaddw.d.512", "llvm.x86.avx512.pmaddubs.w.512"
+            return b.add(total, _multiplied_bytes(b, by_two, by_four, x, y, fits_short))
+        case ByteDot.MADD_256:
+            by_two, by_four = "llvm.x86.avx2.pmadd.wd", "llvm.x86.avx2.pmadd.ub.sw"
+            products = _in_halves(b, lambda p, q: _multiplied_bytes(b, by_two, by_four, p, q, fits_short), x, y)
+            return b.add(total, products)
+        case ByteDot.NEON:
             for byte in range(4):
                 up = all_lanes(INTS, 24 - 8 * byte)
                 unsigned, signed = (shift(b.shl(z, up), all_lanes(INTS, 24)) for shift, z in ((b.lshr, x), (b.ashr, y)))
                 total = b.add(total, b.mul(unsigned, signed))
             return total
         case _:
-            assert_never(INSTRUCTIONS.short_dot)
+            assert_never(INSTRUCTIONS.byte_dot)
 
 
 def fetch(b: Builder, address: Value) -> None:
@@ -212,23 +189,21 @@ def _upper_halves(b: Builder, pairs: Value) -> Value:
     return b.bitcast(b.and_(pairs, all_lanes(INTS, -65536)), FLOATS)
 
 
-def _lower_shorts(b: Builder, pairs: Value) -> Value:
-    sixteen = all_lanes(INTS, 16)
-    return b.ashr(b.shl(pairs, sixteen), sixteen)
+def _multiplied_bytes(b: Builder, by_two: str, by_four: str, x: Value, y: Value, fits_short: bool) -> Value:
+    """Sums of four products of uint8 and int8, by the names of the instructions that multiply shorts and bytes."""
+    shorts, bytes_ = (ir.VectorType(kind, n * x.type.count) for kind, n in ((INT16, 2), (INT8, 4)))
+    if fits_short:
+        pairs = call(b, by_four, shorts, b.bitcast(x, bytes_), b.bitcast(y, bytes_))
+        return call(b, by_two, x.type, pairs, ir.Constant(shorts, [1] * shorts.count))
+    eight = ir.Constant(shorts, [8] * shorts.count)
+    x, y = b.bitcast(x, shorts), b.bitcast(y, shorts)
+    even = call(b, by_two, y_type := _ints(x), b.lshr(b.shl(x, eight), eight), b.ashr(b.shl(y, eight), eight))
+    return b.add(even, call(b, by_two, y_type, b.lshr(x, eight), b.ashr(y, eight)))
 
 
-def _upper_shorts(b: Builder, pairs: Value) -> Value:
-    return b.ashr(pairs, all_lanes(INTS, 16))
-
-
-def _madd(b: Builder, name: str, x: Value, y: Value) -> Value:
-    shorts = ir.VectorType(INT16, 2 * x.type.count)
-    return call(b, name, x.type, b.bitcast(x, shorts), b.bitcast(y, shorts))
-
-
-def _madd_bytes(b: Builder, name: str, x: Value, y: Value) -> Value:
-    bytes_, shorts = (ir.VectorType(kind, n * x.type.count) for kind, n in ((INT8, 4), (INT16, 2)))
-    return b.bitcast(call(b, name, shorts, b.bitcast(x, bytes_), b.bitcast(y, bytes_)), x.type)
+def _ints(shorts: Value) -> Value:
+    """The type of int32 that holds as many bits as a vector of int16."""
+    return ir.VectorType(INT32, shorts.type.count // 2)
 
 
 def _in_halves(b: Builder, operation: Callable[..., Value], *operands: Value) -> Value:

@@ -67,8 +67,8 @@ def largest_difference(model: PreTrainedModel, sequences: tuple[DrivenSequence, 
     return worst
 
 
-# What remains is the rounding of keys, values and attention weights (and, with bfloat16 weights, of all states).
-TOLERANCE = {"none": 0.35, "int8": 0.15, "int4": 0.15}
+# What remains is the rounding of states to bytes or bfloat16, and of keys, values and attention weights.
+TOLERANCE = {"none": 0.35, "int8": 0.3, "int4": 0.3}
 
 
 @pytest.mark.parametrize("architecture", ["llama", "llama3-rope", "yarn-rope", "mistral", "qwen2", "qwen3"])
