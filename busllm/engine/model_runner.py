@@ -258,7 +258,8 @@ class ModelRunner:
         slots, positions = batch.slots[rows], batch.kv_lengths[rows].astype(np.int64)  # the new token follows its row
         last_hidden = states[self._to_device(batch.cu_seqlens[rows + 1].astype(np.int64) - 1)]
         logits = self._decoder.logits(last_hidden)
-        sampled = sample_together(logits, slots, positions, memory.slots, masks, self._group)
+        scans = self._decoder.row_scans
+        sampled = sample_together(logits, slots, positions, memory.slots, masks, self._group, scans)
         memory.slots.append(slots, positions, sampled.token_ids)
         for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
             self._last_sampled[slot] = (number, position)

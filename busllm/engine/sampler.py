@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from busllm.engine.draw import DrawSettings, draw
+from busllm.engine.draw import DrawSettings
 from busllm.engine.grammar_mask import mask_logits
 from busllm.engine.logprobs import PendingLogprobs, token_logprobs
 from busllm.engine.penalties import IMPOSSIBLE, edit_logits
 from busllm.engine.rng import uniform
+from busllm.engine.row_scans import RowScans, TorchScans
 from busllm.engine.slot_grammars import Mask
 from busllm.engine.slot_states import SlotStates
 from busllm.engine.staging import to_device
@@ -68,6 +69,7 @@ def sample(
     positions: npt.NDArray[np.int64],
     states: SlotStates,
     masks: Callable[[], Mapping[int, Mask]] | None = None,
+    scans: RowScans | None = None,
 ) -> Sampled:
     """Chooses one token per row. Does not write it to `states`.
 
@@ -78,17 +80,18 @@ def sample(
         states: of the slots; all tokens below `positions` are there.
         masks: gives the masks of the rows that have a grammar; asked once, as late as possible. None = they are made
             here, by grammars that know all tokens.
+        scans: looks through whole rows; None = by torch.
     """
-    is_finite = logits.amax(dim=-1).isfinite()  # NaN and infinity come through
+    scans = scans or TorchScans()
     # What is not finite ends its own sequence, once the host hears of it; until then it must not stop the others.
-    logits.nan_to_num_(nan=IMPOSSIBLE, neginf=IMPOSSIBLE)
+    is_finite = scans.make_finite(logits, IMPOSSIBLE)
     asked = [states.params(slot).logprobs for slot in slots.tolist()]
     logprob_rows = tuple(row for row, num_top in enumerate(asked) if num_top is not None)
     with_logprobs = to_device(np.array(logprob_rows, dtype=np.int64), logits.device)
     raw = logits[with_logprobs] if logprob_rows else None  # a copy, before the edits
     edit_logits(logits, slots, positions, states)
     failures = mask_logits(logits, states.grammars.masks(slots.tolist()) if masks is None else masks())
-    token_ids = _choose(logits, slots, positions, states)
+    token_ids = _choose(logits, slots, positions, states, scans)
     logprobs = None
     if raw is not None:
         num_top = [num_top for num_top in asked if num_top is not None]
@@ -101,10 +104,11 @@ def _choose(
     slots: npt.NDArray[np.int64],
     positions: npt.NDArray[np.int64],
     states: SlotStates,
+    scans: RowScans,
 ) -> torch.Tensor:
     drawn = np.flatnonzero(states.temperature[slots] > 0)
     if not drawn.size:
-        return logits.argmax(dim=-1)  # the first of equals
+        return scans.most_likely(logits)
     own = slots[drawn]
     settings = DrawSettings(
         temperature=states.temperature[own],
@@ -114,7 +118,7 @@ def _choose(
         uniform=uniform(states.seeds[own], positions[drawn]),
     )
     if drawn.size == len(slots):
-        return draw(logits, settings)
-    token_ids, rows = logits.argmax(dim=-1), to_device(drawn, logits.device)
-    token_ids[rows] = draw(logits[rows], settings)
+        return scans.draw(logits, settings)
+    token_ids, rows = scans.most_likely(logits), to_device(drawn, logits.device)
+    token_ids[rows] = scans.draw(logits[rows], settings)
     return token_ids

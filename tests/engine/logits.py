@@ -13,6 +13,7 @@ from busllm.engine.attention.protocol import Attention
 from busllm.engine.loader import LoadConfig, load_runner
 from busllm.engine.model_runner import ModelRunner
 from busllm.engine.models.protocol import CausalModel, CausalModelConfig
+from busllm.engine.row_scans import RowScans
 from busllm.engine.runner import ModelInfo
 from busllm.plan import StepPlan, StepResult
 from busllm.testing.plan_driver import DrivenSequence, PlanDriver
@@ -35,6 +36,10 @@ class KeptLogits:
     @property
     def is_recordable(self) -> bool:
         return self._decoder.is_recordable
+
+    @property
+    def row_scans(self) -> RowScans:
+        return self._decoder.row_scans
 
     def hidden_states(
         self, token_ids: torch.Tensor, positions: torch.Tensor, cache_slots: torch.Tensor, attention: Attention

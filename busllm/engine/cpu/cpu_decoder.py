@@ -15,6 +15,7 @@ import torch
 
 from busllm.engine.attention.protocol import Attention
 from busllm.engine.batch import Int64s
+from busllm.engine.compiled_scans import CompiledScans
 from busllm.engine.cpu.cpu_attention import UNLIMITED, CpuAttention
 from busllm.engine.cpu.packed_model import EMBEDDING, HEAD, PackedModel, matrix_name
 from busllm.engine.cpu.shapes import GROUP, VECTOR, Array, Field, Format, Model, Part, Sizes, padded
@@ -24,6 +25,7 @@ from busllm.engine.cpu.vectors import INSTRUCTIONS
 from busllm.engine.cpu.workspace import make_workspace
 from busllm.engine.layers.rope import Rope
 from busllm.engine.models.config import ModelConfig
+from busllm.engine.row_scans import RowScans
 from busllm.errors import EngineError
 
 _MIN_ROWS = 64
@@ -50,6 +52,7 @@ class CpuDecoder:
             norm_epsilon=config.rms_norm_eps,
         )
         self._model = self._make_model()
+        self._scans = CompiledScans()
         self._threads = ThreadChoice(num_threads())
         self._num_threads = num_threads()  # of the latest step
         self._keeps_peaks = keeps_peaks
@@ -60,6 +63,11 @@ class CpuDecoder:
     def is_recordable(self) -> bool:
         """No: there is no device whose kernels could be recorded."""
         return False
+
+    @property
+    def row_scans(self) -> RowScans:
+        """Compiled, with the threads of the latest step."""
+        return self._scans
 
     @property
     def label(self) -> str:

@@ -46,7 +46,8 @@ def prepare_kernels(cache_dir: Path | None = None) -> Path:
     if instructions is None:
         raise EngineError("this CPU has no instructions that the compiled forward pass is written for")
     digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__} {instructions}".encode())
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    folder = Path(__file__).parent
+    for source in (*sorted(folder.glob("*.py")), *sorted(folder.parent.glob("compiled_*.py"))):
         digest.update(source.read_bytes())
     folder = cache_root(cache_dir) / "kernels" / f"{instructions.cpu}-{digest.hexdigest()[:16]}"
     try:

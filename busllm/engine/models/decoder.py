@@ -19,6 +19,7 @@ from busllm.engine.layers.linear import Linear
 from busllm.engine.layers.rms_norm import RmsNorm
 from busllm.engine.layers.rope import Rope, rotate
 from busllm.engine.models.config import ModelConfig
+from busllm.engine.row_scans import RowScans, TorchScans
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,11 @@ class Decoder:
     def is_recordable(self) -> bool:
         """No layer chooses experts: which of them have work is known on the host alone."""
         return self.config.experts is None
+
+    @property
+    def row_scans(self) -> RowScans:
+        """By torch."""
+        return TorchScans()
 
     def hidden_states(
         self,

@@ -14,6 +14,7 @@ import torch
 
 from busllm.engine.attention.protocol import Attention, AttentionConfig
 from busllm.engine.kv_cache import KVShape
+from busllm.engine.row_scans import RowScans
 
 
 class AttentionShape(msgspec.Struct, frozen=True):
@@ -80,6 +81,11 @@ class CausalModel(Protocol):
     @property
     def is_recordable(self) -> bool:
         """Whether `hidden_states` reads nothing back from the device, so that a step may be recorded and replayed."""
+        ...
+
+    @property
+    def row_scans(self) -> RowScans:
+        """What looks through whole rows of its logits, with the cores that a step of it uses."""
         ...
 
     def hidden_states(

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from busllm.engine.parallel.group import Group
+from busllm.engine.row_scans import RowScans
 from busllm.engine.sampler import Sampled, sample
 from busllm.engine.slot_states import SlotStates
 from busllm.engine.step_masks import Masks
@@ -27,6 +28,7 @@ def sample_together(
     states: SlotStates,
     masks: Callable[[], Masks],
     group: Group,
+    scans: RowScans,
 ) -> Sampled:
     """Chooses one token per row at the first rank and tells it to the others.
 
@@ -34,13 +36,13 @@ def sample_together(
         logits: as `engine.sampler.sample` takes them; looked at by the first rank only.
         slots, positions: (num_rows,), see there.
         states: of the slots.
-        masks: see there.
+        masks, scans: see there.
 
     Returns:
         The same tokens at every rank; log probabilities at the first only.
     """
     if group.shard.is_first:
-        sampled = sample(logits, slots, positions, states, masks)
+        sampled = sample(logits, slots, positions, states, masks, scans)
         return replace(sampled, token_ids=group.from_first(sampled.token_ids))
     token_ids = torch.empty(len(slots), dtype=torch.int64, device=logits.device)
     return Sampled(group.from_first(token_ids), (), None)

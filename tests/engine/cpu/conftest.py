@@ -12,6 +12,7 @@ NEEDS_KERNELS = (
     "test_cpu_attention",
     "test_forward",
     "test_load",
+    "test_compiled_scans",
     "test_default_model",
 )
 

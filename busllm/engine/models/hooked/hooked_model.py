@@ -21,6 +21,7 @@ from busllm.engine.models.hooked.hook import AttentionCall, AttentionHook
 from busllm.engine.models.hooked.row_products import RowProducts
 from busllm.engine.models.hooked.survey import Survey, survey
 from busllm.engine.models.protocol import AttentionShape
+from busllm.engine.row_scans import RowScans, TorchScans
 from busllm.errors import EngineError, ModelError
 
 
@@ -76,6 +77,11 @@ class HookedModel:
     def is_recordable(self) -> bool:
         """Never: the model's code may read whatever it likes."""
         return False
+
+    @property
+    def row_scans(self) -> RowScans:
+        """By torch."""
+        return TorchScans()
 
     def hidden_states(
         self,
