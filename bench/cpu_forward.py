@@ -123,11 +123,11 @@ class Steps:
         model, sizes, space, cache = decoder._model, decoder._sizes, decoder._space, self._attention.cache.arrays
         rows = len(batch.positions)
         outs = {Part.QUERIES_KEYS_VALUES: space.merged, Part.GATE_UP: space.gated}
-        parts: dict[str, Callable[[int], object]] = {
-            part.name.lower(): lambda n, p=part: multiply(model.linears[n, p], space, rows, outs.get(p, space.branch))
-            for part in Part
-        }
-        parts |= {
+
+        def linear(part: Part) -> Callable[[int], object]:
+            return lambda n: multiply(model.linears[n, part], space, rows, outs.get(part, space.branch))
+
+        parts = {part.name.lower(): linear(part) for part in Part} | {
             "norms (one of two)": lambda n: step._normalise(
                 model.linears[n, 0], model.norms[2 * n], sizes, space, rows
             ),

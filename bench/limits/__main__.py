@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from bench.compare.machine import this_machine
-from bench.limits.work import Rows, Work, work_of
+from bench.limits.work import Product, Rows, Work, work_of
 from busllm.engine.openmp import calm_openmp
 
 BATCHES = (1, 8, 32, 64)
 CHUNK = 256
 _FREE_SHARE = 0.9
-_INSTRUCTIONS: Mapping[str, str] = MappingProxyType(
-    {"UINT8": "uint8", "INT16": "int16", "BFLOAT16": "bfloat16"}
-)  # by the name of the states
 
 
 class Peaks(msgspec.Struct, frozen=True):
@@ -33,14 +29,14 @@ class Peaks(msgspec.Struct, frozen=True):
     Attributes:
         num_cores: that a step may use.
         read_one, read_all: bytes per second, of one core and of all together.
-        multiply_one, multiply_all: multiply-adds per second, likewise, by the name of the states.
+        multiply_one, multiply_all: multiply-adds per second, likewise.
     """
 
     num_cores: int
     read_one: float
     read_all: float
-    multiply_one: Mapping[str, float]
-    multiply_all: Mapping[str, float]
+    multiply_one: Mapping[Product, float]
+    multiply_all: Mapping[Product, float]
 
     def memory_s(self, work: Work) -> float:
         """Least time in which a step's bytes are read."""
@@ -48,7 +44,7 @@ class Peaks(msgspec.Struct, frozen=True):
 
     def arithmetic_s(self, work: Work) -> float:
         """Least time in which a step's products are computed, as if all cores did at once what one does alone."""
-        return sum(count / self.multiply_one[kind.name] / self.num_cores for kind, count in work.multiply_adds.items())
+        return sum(count / self.multiply_one[kind] / self.num_cores for kind, count in work.multiply_adds.items())
 
     @property
     def is_disturbed(self) -> bool:
@@ -69,15 +65,17 @@ def steps(context: int) -> dict[str, list[Rows]]:
 
 def table(peaks: Peaks, works: Mapping[str, Work], measured_s: Mapping[str, float]) -> Iterator[str]:
     """Lines of a table in Markdown."""
-    kinds = list(_INSTRUCTIONS)
-    head = ["", "weights, MB", "keys and values, MB", *(f"{_INSTRUCTIONS[kind]}, M" for kind in kinds)]
+    head = ["", "weights, MB", "keys and values, MB", *(f"{kind.value}, M" for kind in Product)]
     head += ["memory, ms", "arithmetic, ms", "measured, ms", "measured / bound"]
     yield _line(head)
     yield "|---|" + "---:|" * (len(head) - 1)
     for name, work in works.items():
-        counts = {kind.name: count for kind, count in work.multiply_adds.items()}
         bounds_s = peaks.memory_s(work), peaks.arithmetic_s(work)
-        cells = [work.weight_bytes / 1e6, work.kv_bytes / 1e6, *(counts.get(kind, 0) / 1e6 for kind in kinds)]
+        cells = [
+            work.weight_bytes / 1e6,
+            work.kv_bytes / 1e6,
+            *(work.multiply_adds.get(kind, 0) / 1e6 for kind in Product),
+        ]
         cells += [1e3 * bounds_s[0], 1e3 * bounds_s[1], 1e3 * measured_s[name]]
         yield _line([name, *map(_number, cells), f"{measured_s[name] / max(bounds_s):.1f}"])
 
@@ -92,7 +90,6 @@ def _number(value: float) -> str:
 
 def _peaks() -> Peaks:
     from bench.limits.peaks import multiply_adds_per_s, read_bytes_per_s
-    from busllm.engine.cpu.shapes import States
     from busllm.engine.cpu.threads import num_threads
 
     every = num_threads()
@@ -100,8 +97,8 @@ def _peaks() -> Peaks:
         num_cores=every,
         read_one=read_bytes_per_s(1),
         read_all=read_bytes_per_s(every),
-        multiply_one={kind.name: multiply_adds_per_s(kind, 1) for kind in States},
-        multiply_all={kind.name: multiply_adds_per_s(kind, every) for kind in States},
+        multiply_one={kind: multiply_adds_per_s(kind, 1) for kind in Product},
+        multiply_all={kind: multiply_adds_per_s(kind, every) for kind in Product},
     )
 
 
@@ -128,9 +125,9 @@ def main() -> None:
     machine = this_machine()
     print(f"{machine.cpu}, {peaks.num_cores} cores, commit {machine.commit}; {runner.model.attention}")
     print(f"one core, all cores: reads {peaks.read_one / 1e9:.0f}, {peaks.read_all / 1e9:.0f} GB/s")
-    for kind, name in _INSTRUCTIONS.items():
+    for kind in Product:
         one, every = peaks.multiply_one[kind] / 1e9, peaks.multiply_all[kind] / 1e9
-        print(f"{name}: {one:.0f}, {every:.0f} thousand million multiply-adds per second")
+        print(f"{kind.value}: {one:.0f}, {every:.0f} thousand million multiply-adds per second")
     if peaks.is_disturbed:
         print("All cores together computed less than each alone: other programs are at work, or the cores share units.")
     print()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numba
@@ -20,10 +21,11 @@ from llvmlite import ir
 from numba import njit, prange, types
 from numba.core import cgutils
 
+from bench.limits.work import Product
 from busllm.engine.cpu import vectors as v
 from busllm.engine.cpu.compiled import from_llvm
 from busllm.engine.cpu.pack import aligned_zeros
-from busllm.engine.cpu.shapes import VECTOR, States
+from busllm.engine.cpu.shapes import VECTOR
 
 # Sums in registers: enough that none waits for its own last product, few enough that they fit.
 _NUM_SUMS = 12 if v.INSTRUCTIONS.vector_bits == 512 else 5
@@ -34,14 +36,13 @@ _READ_BYTES = 512 * 2**20  # beyond any cache
 _READ_VECTORS = 4  # of 64 bytes at a time
 _PIECES = 64
 
-_INSTRUCTIONS = {
-    States.UINT8: (v.dot_bytes, v.INTS, 4),
-    States.INT16: (v.dot_shorts, v.INTS, 2),
-    States.BFLOAT16: (v.dot_pairs, v.FLOATS, 2),
+_INSTRUCTIONS: dict[Product, tuple[Callable[..., Any], Any, int]] = {
+    Product.UINT8: (partial(v.dot_bytes, fits_short=True), v.INTS, 4),
+    Product.BFLOAT16: (v.dot_pairs, v.FLOATS, 2),
 }  # of a kind of states: the instruction, what it adds up, products per lane
 
 
-def multiply_adds_per_s(kind: States, num_threads: int) -> float:
+def multiply_adds_per_s(kind: Product, num_threads: int) -> float:
     """Of so many cores together, which may share what a core has."""
     _, _, per_lane = _INSTRUCTIONS[kind]
     run = _loop(kind)
@@ -95,7 +96,7 @@ def _read_all(address: Any, num_bytes: Any) -> Any:
     return totals.sum()
 
 
-def _loop(kind: States) -> Any:
+def _loop(kind: Product) -> Any:
     """A compiled function of (address of _NUM_SUMS + _LINES vectors, rounds, how many cores do it)."""
     dot, summed, _ = _INSTRUCTIONS[kind]
 

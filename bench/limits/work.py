@@ -11,15 +11,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import NamedTuple
 
 import msgspec
 
-from busllm.engine.cpu.packed_model import EMBEDDING, HEAD, PackedModel, matrix_name, states_of
-from busllm.engine.cpu.shapes import GROUP, VECTOR, Part, States
+from busllm.engine.cpu.packed_model import EMBEDDING, HEAD, PackedModel, matrix_name
+from busllm.engine.cpu.shapes import GROUP, VECTOR, Format, Part
 from busllm.engine.models.config import ModelConfig
 
 _KV_BYTES = 2  # of a number of the cache: bfloat16
+
+
+class Product(Enum):
+    """What is multiplied, by the number format of the states."""
+
+    UINT8 = "uint8"
+    BFLOAT16 = "bfloat16"
 
 
 class Rows(NamedTuple):
@@ -42,7 +50,7 @@ class Work(msgspec.Struct, frozen=True):
 
     weight_bytes: int
     kv_bytes: int
-    multiply_adds: Mapping[States, int]
+    multiply_adds: Mapping[Product, int]
 
 
 def work_of(config: ModelConfig, packed: PackedModel, rows: Sequence[Rows]) -> Work:
@@ -53,11 +61,12 @@ def work_of(config: ModelConfig, packed: PackedModel, rows: Sequence[Rows]) -> W
     """
     num_tokens = sum(row.num_tokens for row in rows)
     head = HEAD if HEAD in packed.formats else EMBEDDING
-    used = {matrix_name(layer, part): (part, num_tokens) for layer in range(config.num_layers) for part in Part}
-    multiply_adds: Counter[States] = Counter()
-    for name, (part, times) in [*used.items(), (head, (None, len(rows)))]:
-        multiply_adds[states_of(packed.formats[name], part)] += times * _num_weights(packed, name)
-    multiply_adds[States.BFLOAT16] += _attention(config, rows)
+    used = {matrix_name(layer, part): num_tokens for layer in range(config.num_layers) for part in Part}
+    multiply_adds: Counter[Product] = Counter()
+    for name, times in [*used.items(), (head, len(rows))]:
+        product = Product.BFLOAT16 if packed.formats[name] is Format.BFLOAT16 else Product.UINT8
+        multiply_adds[product] += times * _num_weights(packed, name)
+    multiply_adds[Product.BFLOAT16] += _attention(config, rows)
     per_position = 2 * config.num_kv_heads * config.head_dim * _KV_BYTES
     return Work(
         weight_bytes=sum(_num_bytes(packed, name) for name in [*used, head]),

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from bench.limits.__main__ import Peaks, steps, table
-from bench.limits.work import Rows, Work, work_of
+from bench.limits.work import Product, Rows, Work, work_of
 from busllm.engine.cpu.instructions import detect_instructions
 from busllm.engine.cpu.kernels import prepare_kernels
 from busllm.engine.cpu.packed_model import PackedModel, Packer, Quantization
-from busllm.engine.cpu.shapes import States
 from busllm.engine.models.config import ModelConfig, read_config
 from busllm.model_store.weights import WeightTensor
 
@@ -77,24 +76,21 @@ def test_an_embedding_that_is_not_the_head_is_not_read_whole() -> None:
     assert counted("int8", rows, tie_word_embeddings=False).weight_bytes == counted("int8", rows).weight_bytes
 
 
-def test_products_belong_to_the_instruction_of_the_states() -> None:
+def test_weights_of_any_bits_are_multiplied_by_bytes_and_attention_by_bfloat16() -> None:
     rows = [Rows(0, 99, 1), Rows(1, 49, 1)]
     attention = 2 * LAYERS * HEADS * DIM * (100 + 50)
-    of_bytes, of_shorts = LAYERS * (OUTPUT + GATE_UP + DOWN), LAYERS * QKV + HEAD
-    assert counted("int4", rows).multiply_adds == {
-        States.UINT8: 2 * of_bytes,
-        States.INT16: 2 * of_shorts,
-        States.BFLOAT16: attention,
-    }
-    assert counted("none", rows).multiply_adds == {States.BFLOAT16: 2 * (of_bytes + of_shorts) + attention}
+    linears = LAYERS * (QKV + OUTPUT + GATE_UP + DOWN) + HEAD
+    for quantization in ("int4", "int8"):
+        assert counted(quantization, rows).multiply_adds == {Product.UINT8: 2 * linears, Product.BFLOAT16: attention}
+    assert counted("none", rows).multiply_adds == {Product.BFLOAT16: 2 * linears + attention}
 
 
 def test_a_prompt_chunk_goes_through_the_head_once_and_each_token_sees_those_before_it() -> None:
     work = counted("int8", [Rows(0, 10, 5)])
     linears = LAYERS * (QKV + OUTPUT + GATE_UP + DOWN)
     assert work.multiply_adds == {
-        States.INT16: 5 * linears + HEAD,
-        States.BFLOAT16: 2 * LAYERS * HEADS * DIM * (11 + 12 + 13 + 14 + 15),
+        Product.UINT8: 5 * linears + HEAD,
+        Product.BFLOAT16: 2 * LAYERS * HEADS * DIM * (11 + 12 + 13 + 14 + 15),
     }
 
 
@@ -104,24 +100,25 @@ def test_a_prompt_chunk_goes_through_the_head_once_and_each_token_sees_those_bef
 def test_keys_and_values_of_each_seen_position_count_once(window: int | None, positions: int, seen: int) -> None:
     work = counted("int8", [Rows(0, 99, 1), Rows(1, 20, 5)], sliding_window=window)
     assert work.kv_bytes == positions * LAYERS * 2 * KV_HEADS * DIM * 2
-    assert work.multiply_adds[States.BFLOAT16] == 2 * LAYERS * HEADS * DIM * seen
+    assert work.multiply_adds[Product.BFLOAT16] == 2 * LAYERS * HEADS * DIM * seen
 
 
 def test_a_step_is_held_against_the_later_of_both_bounds() -> None:
-    rates = {"UINT8": 1e9, "INT16": 1e9}
+    rates = dict.fromkeys(Product, 1e9)
     peaks = Peaks(num_cores=2, read_one=1e9, read_all=2e9, multiply_one=rates, multiply_all=rates)
     work = Work(
-        weight_bytes=3_000_000, kv_bytes=1_000_000, multiply_adds={States.UINT8: 2_000_000, States.INT16: 10**6}
+        weight_bytes=3_000_000, kv_bytes=1_000_000, multiply_adds={Product.UINT8: 2_000_000, Product.BFLOAT16: 10**6}
     )
     assert math.isclose(peaks.memory_s(work), 0.002)
     assert math.isclose(peaks.arithmetic_s(work), 0.001 + 0.0005)
     *_, line = table(peaks, {"a step": work}, {"a step": 0.005})
-    assert line == "| a step | 3.0 | 1.0 | 2.0 | 1.0 | 0.0 | 2.0 | 1.5 | 5.0 | 2.5 |"
+    assert line == "| a step | 3.0 | 1.0 | 2.0 | 1.0 | 2.0 | 1.5 | 5.0 | 2.5 |"
 
 
 def test_cores_that_do_less_together_than_alone_are_told_of() -> None:
     def peaks(together: float) -> Peaks:
-        return Peaks(num_cores=2, read_one=1, read_all=1, multiply_one={"INT16": 1.0}, multiply_all={"INT16": together})
+        one, every = {Product.UINT8: 1.0}, {Product.UINT8: together}
+        return Peaks(num_cores=2, read_one=1, read_all=1, multiply_one=one, multiply_all=every)
 
     assert [peaks(together).is_disturbed for together in (1.0, 1.7, 1.95)] == [True, True, False]
 
@@ -134,7 +131,7 @@ def test_reading_and_every_multiply_instruction_are_measured(monkeypatch: pytest
     for name, value in {"_RUNS": 1, "_MULTIPLIES": 10_000, "_READ_BYTES": 2**20}.items():
         monkeypatch.setattr(peaks, name, value)
     assert peaks.read_bytes_per_s(1) > 0
-    assert all(peaks.multiply_adds_per_s(kind, 1) > 0 for kind in States)
+    assert all(peaks.multiply_adds_per_s(kind, 1) > 0 for kind in Product)
 
 
 def test_the_steps_are_those_of_the_page_in_their_order() -> None:
