@@ -87,8 +87,9 @@ class Pipeline:
         handle, step, began = self._launched.popleft()
         result = self._runner.collect(handle)
         if self._runner.depth == 0:
-            num_tokens = sum(row.num_tokens for row in step.plan.rows)
-            self._planner.budget.took(num_tokens, time.perf_counter() - began)
+            decodes = step.plan.num_decode_rows
+            prompt_tokens = sum(row.num_tokens for row in step.plan.rows[decodes:])
+            self._planner.budget.took(decodes, prompt_tokens, time.perf_counter() - began)
         _check_result(step, result)
         sampled = iter(result.rows)
         scores = {entry.slot: entry for entry in result.prompt_logprobs}

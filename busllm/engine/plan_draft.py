@@ -44,7 +44,7 @@ class PlanDraft:
         self._opened: list[SlotOpened] = []
         self._pages: list[PagesAssigned] = []
         self._scored: list[int] = []
-        self._num_decode_rows = 0
+        self.num_decode_rows = 0
 
     @property
     def is_empty(self) -> bool:
@@ -53,7 +53,7 @@ class PlanDraft:
 
     def add_decode(self, seq: LiveSequence) -> None:
         """One token of a sequence whose prompt is complete; its pages are there. Before any chunk."""
-        self._num_decode_rows += 1
+        self.num_decode_rows += 1
         self._add(seq, 1, samples=True)
 
     def add_chunk(self, seq: LiveSequence, num_tokens: int) -> None:
@@ -91,7 +91,7 @@ class PlanDraft:
         plan = StepPlan(
             number=self.number,
             rows=tuple(self._rows),
-            num_decode_rows=self._num_decode_rows,
+            num_decode_rows=self.num_decode_rows,
             opened=tuple(self._opened),
             closed=tuple(closed),
             pages=tuple(self._pages),

@@ -46,7 +46,7 @@ class Planner:
         outbox: takes the events `admitted` and `retracted`.
 
     Attributes:
-        budget: tokens of a step; told what steps have taken.
+        budget: prompt tokens of a step; told what steps have taken.
         outgrown: sequences that the last plan found too large for the whole pool; they are to end.
         num_retractions, num_prompt_tokens, num_cached_tokens: since the start; a prompt counts when its sequence is
             admitted for the first time.
@@ -174,7 +174,7 @@ class Planner:
             The plan, or None when nothing can be computed now; `outgrown` may say why.
         """
         self.outgrown = []
-        draft = PlanDraft(self._number + 1, self.budget.tokens)
+        draft = PlanDraft(self._number + 1, self._config.step_tokens)
         self._lobby.expire(draft.number)
         while True:
             retractions = self.num_retractions
@@ -190,6 +190,7 @@ class Planner:
 
     def _plan_rows(self, draft: PlanDraft, *, in_flight: bool) -> None:
         self._plan_decodes(draft)
+        draft.budget_tokens = self.budget.prompt_tokens(draft.num_decode_rows)
         self._plan_chunks(draft)
         if draft.is_empty and not in_flight:
             self._plan_oldest_chunk(draft)

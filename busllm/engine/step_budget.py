@@ -12,12 +12,16 @@ from collections import deque
 from busllm.engine.config import EngineConfig
 from busllm.engine.runner import Runner
 
-STEP_LIMIT_S = 0.1  # running sequences wait no longer for their next token while prompts are computed
+STEP_LIMIT_S = 0.1  # what prompts add to a step, so that running sequences get their next token soon
 MOST_TOKENS = 1024
 TOKENS_ON_DEVICE = 2048  # where steps overlap, their time is not that of their tokens
 FIRST_TOKENS = 256  # before anything was measured
 LEAST_TOKENS = 64
 _UNIT = 16
+_DECODE_TOKENS = 2  # prompt tokens that take as long as one decode row, which reads its keys and values alone
+_LEAST_PROMPT_SHARE = (
+    3  # times what the decode rows of a step take: else each token of a crowd would delay its newcomers
+)
 _RECENT = 5  # steps of which the second slowest counts: most take less than the limit, one late one changes little
 
 
@@ -29,7 +33,9 @@ def automatic_step_tokens(runner: Runner, max_running: int) -> tuple[int, float 
 
 
 class StepBudget:
-    """Tokens of the next step: `step_tokens`, or with `step_limit_s` as many as lately fitted into it.
+    """Prompt tokens of the next step: the rest of `step_tokens`, or with `step_limit_s` as many as lately fitted into
+    it beside the decode rows. Where many sequences decode, prompts get three quarters of a step's time all the same,
+    and the step takes longer than the limit.
 
     Args:
         config: sizes and limits.
@@ -37,17 +43,26 @@ class StepBudget:
 
     def __init__(self, config: EngineConfig) -> None:
         self._most = config.step_tokens
-        self._least = min(max(LEAST_TOKENS, config.max_running), self._most)
         self._limit_s = config.step_limit_s
         self._fitting: deque[float] = deque(maxlen=_RECENT)
-        self.tokens = self._most if self._limit_s is None else self._clamped(FIRST_TOKENS)
+        self._tokens = self._clamped(FIRST_TOKENS)
 
-    def took(self, num_tokens: int, duration_s: float) -> None:
+    def prompt_tokens(self, num_decode_rows: int) -> int:
+        """How many prompt tokens a step may have beside its decode rows."""
+        rest = self._most - num_decode_rows
+        if self._limit_s is None:
+            return rest
+        beside = _DECODE_TOKENS * num_decode_rows
+        wanted = max(self._tokens - beside, _LEAST_PROMPT_SHARE * beside, _UNIT)
+        return min(wanted // _UNIT * _UNIT, rest)
+
+    def took(self, num_decode_rows: int, num_prompt_tokens: int, duration_s: float) -> None:
         """Learns what a step took. Small steps say little about large ones and are passed over."""
-        if self._limit_s is None or 2 * num_tokens < self.tokens:
+        weight = num_prompt_tokens + _DECODE_TOKENS * num_decode_rows
+        if self._limit_s is None or 2 * weight < self._tokens:
             return
-        self._fitting.append(num_tokens * self._limit_s / max(duration_s, 1e-6))
-        self.tokens = self._clamped(int(sorted(self._fitting)[len(self._fitting) // _RECENT]))
+        self._fitting.append(weight * self._limit_s / max(duration_s, 1e-6))
+        self._tokens = self._clamped(int(sorted(self._fitting)[len(self._fitting) // _RECENT]))
 
     def _clamped(self, tokens: int) -> int:
-        return max(self._least, min(tokens // _UNIT * _UNIT, self._most))
+        return max(min(LEAST_TOKENS, self._most), min(tokens // _UNIT * _UNIT, self._most))
