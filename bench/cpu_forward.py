@@ -114,6 +114,8 @@ class Steps:
 
     def print_parts(self) -> None:
         """Each part of the last step, for all layers; calls from Python add some microseconds to each."""
+        import numpy as np
+
         from busllm.engine.cpu import step
         from busllm.engine.cpu.attention import attend
         from busllm.engine.cpu.linear import multiply
@@ -123,25 +125,43 @@ class Steps:
         model, sizes, space, cache = decoder._model, decoder._sizes, decoder._space, self._attention.cache.arrays
         rows = len(batch.positions)
         outs = {Part.QUERIES_KEYS_VALUES: space.merged, Part.GATE_UP: space.gated}
+        whole, every = np.array([0, rows]), range(sizes.num_layers)
+        dense = [layer for layer in every if not model.has_experts[layer]]
 
-        def linear(part: Part) -> Callable[[int], object]:
-            return lambda n: multiply(model.linears[n, part], space, rows, outs.get(part, space.branch))
+        def product(part: Part) -> Callable[[int], object]:
+            return lambda n: multiply(model.linears[n, part], space, whole, outs.get(part, space.branch))
 
-        parts = {part.name.lower(): linear(part) for part in Part} | {
-            "norms (one of two)": lambda n: step._normalise(
-                model.linears[n, 0], model.norms[2 * n], sizes, space, rows
-            ),
-            "rotate, store": lambda n: step._rotate_and_store(model, n, sizes.norm_epsilon, heads, batch, cache, space),
-            "attention": lambda n: attend(
-                space.queries, cache.keys[n], cache.values[n], batch, model.windows[n], heads, space.attended
-            ),
-            "activation": lambda n: step._gate(model.linears[n, 3], sizes, space, rows),
+        parts: dict[str, tuple[Callable[[int], object], Sequence[int]]] = {
+            part.name.lower(): (product(part), dense if part in (Part.GATE_UP, Part.DOWN) else every) for part in Part
         }
-        for name, run in parts.items():
+        parts |= {
+            "norms (one of two)": (
+                lambda n: step._normalise(model.linears[n, 0], model.norms[2 * n], sizes, space, rows),
+                every,
+            ),
+            "rotate, store": (
+                lambda n: step._rotate_and_store(model, n, sizes.norm_epsilon, heads, batch, cache, space),
+                every,
+            ),
+            "attention": (
+                lambda n: attend(
+                    space.queries, cache.keys[n], cache.values[n], batch, model.windows[n], heads, space.attended
+                ),
+                every,
+            ),
+            "activation": (lambda n: step._gate(model.linears[n, 3], sizes.gate_size, space, rows), dense),
+            "experts": (
+                lambda n: step._visit_experts(model.routers[n], model.linears[n], sizes, space, decoder._mixture, rows),
+                [layer for layer in every if model.has_experts[layer]],
+            ),
+        }
+        for name, (run, layers) in parts.items():
+            if not layers:
+                continue
             times = []
             for _ in range(5):
                 begun = time.perf_counter()
-                for layer in range(sizes.num_layers):
+                for layer in layers:
                     run(layer)
                 times.append(time.perf_counter() - begun)
             print(f"    {name:22} {1e3 * statistics.median(times):7.2f}")

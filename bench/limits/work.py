@@ -3,8 +3,9 @@
 Owns: the counts, from the packed model and the step's rows alone; they are the same on every machine.
 Does not know: how fast a machine is (`peaks.py`), how a step is computed.
 
-Left out is what is small: norms, rotation, activations, softmax, rounding of states, states between the linears. So the
-counts are below what a step does, never above.
+Left out is what is small: norms, rotation, activations, softmax, rounding of states, states between the linears,
+routers; and rows are taken to choose the same experts, so that no more weights are read. So the counts are below what a
+step does, never above.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from fractions import Fraction
 from typing import NamedTuple
 
 import msgspec
@@ -42,7 +44,7 @@ class Work(msgspec.Struct, frozen=True):
     """Of one step.
 
     Attributes:
-        weight_bytes: packed weights and biases, each once.
+        weight_bytes: packed weights and biases, each once; of experts as many as one token goes through.
         kv_bytes: keys and values of every position up to the last one, each once: read, or written by this step.
         multiply_adds: by number format of the states, whose instruction computes them. Outputs and inputs count as
             they are packed, padding included.
@@ -61,18 +63,31 @@ def work_of(config: ModelConfig, packed: PackedModel, rows: Sequence[Rows]) -> W
     """
     num_tokens = sum(row.num_tokens for row in rows)
     head = HEAD if HEAD in packed.formats else EMBEDDING
-    used = {matrix_name(layer, part): num_tokens for layer in range(config.num_layers) for part in Part}
+    used: list[tuple[str, int, Fraction]] = [
+        (matrix_name(layer, part), num_tokens, _used_share(config, layer, part))
+        for layer in range(config.num_layers)
+        for part in Part
+    ]
+    used.append((head, len(rows), Fraction(1)))
     multiply_adds: Counter[Product] = Counter()
-    for name, times in [*used.items(), (head, len(rows))]:
+    for name, times, share in used:
         product = Product.BFLOAT16 if packed.formats[name] is Format.BFLOAT16 else Product.UINT8
-        multiply_adds[product] += times * _num_weights(packed, name)
+        multiply_adds[product] += times * int(share * _num_weights(packed, name))
     multiply_adds[Product.BFLOAT16] += _attention(config, rows)
     per_position = 2 * config.num_kv_heads * config.head_dim * _KV_BYTES
     return Work(
-        weight_bytes=sum(_num_bytes(packed, name) for name in [*used, head]),
+        weight_bytes=sum(int(share * _num_bytes(packed, name)) for name, _, share in used),
         kv_bytes=sum(_num_positions(row, window) for row in rows for window in config.layer_windows) * per_position,
         multiply_adds=dict(multiply_adds),
     )
+
+
+def _used_share(config: ModelConfig, layer: int, part: Part) -> Fraction:
+    """What one token needs of a layer's matrix: of those of all experts, those of its own."""
+    experts = config.experts
+    if experts is None or layer not in experts.layers or part not in (Part.GATE_UP, Part.DOWN):
+        return Fraction(1)
+    return Fraction(experts.experts_per_token, experts.num_experts)
 
 
 def _num_weights(packed: PackedModel, name: str) -> int:

@@ -113,8 +113,6 @@ def _hindrance(wish: ForwardWish, model: ModelConfig | None) -> str | None:
         return f"model.dtype is {wish.dtype!r}, and it computes in float32 with a cache in bfloat16 ('auto')"
     if model is None:
         return "its architecture has no compiled pass"
-    if model.experts is not None:
-        return "it has experts"
     if wish.num_ranks > 1:
         return f"it is split among {wish.num_ranks} ranks"
     # On CUDA nobody asks, and what the question is put to need not be installed there.

@@ -94,6 +94,17 @@ def test_a_prompt_chunk_goes_through_the_head_once_and_each_token_sees_those_bef
     }
 
 
+def test_of_experts_a_token_needs_those_it_goes_through() -> None:
+    rows, qwen = [Rows(0, 99, 1), Rows(1, 49, 1)], {"architectures": ["Qwen3MoeForCausalLM"], "head_dim": DIM}
+    some = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": INNER}
+    work = counted("int8", rows, **qwen, **some)
+    every = counted("int8", rows, **qwen, **some | {"num_experts": 2})
+    assert work == every
+    without = counted("int8", rows, **qwen, **some | {"num_experts": 0})
+    more = work.multiply_adds[Product.UINT8] - without.multiply_adds[Product.UINT8]
+    assert more == 2 * LAYERS * (GATE_UP + DOWN)  # one of the two takes the place of the dense layer
+
+
 @pytest.mark.parametrize(
     ("window", "positions", "seen"), [(None, 100 + 25, 100 + sum(range(21, 26))), (8, 8 + 12, 8 + 5 * 8)]
 )

@@ -17,12 +17,12 @@ from busllm.engine.attention.protocol import Attention
 from busllm.engine.batch import Int64s
 from busllm.engine.compiled_scans import CompiledScans
 from busllm.engine.cpu.cpu_attention import UNLIMITED, CpuAttention
-from busllm.engine.cpu.packed_model import EMBEDDING, HEAD, PackedModel, matrix_name
-from busllm.engine.cpu.shapes import GROUP, VECTOR, Array, Field, Format, Model, Part, Sizes, padded
+from busllm.engine.cpu.packed_model import EMBEDDING, HEAD, ROUTERS, PackedModel, matrix_name
+from busllm.engine.cpu.shapes import VECTOR, Array, Field, Format, Model, Part, Sizes
 from busllm.engine.cpu.step import hidden_states, logits
 from busllm.engine.cpu.threads import ThreadChoice, num_threads
 from busllm.engine.cpu.vectors import INSTRUCTIONS
-from busllm.engine.cpu.workspace import make_workspace
+from busllm.engine.cpu.workspace import expert_size, gate_size, make_mixture, make_workspace
 from busllm.engine.layers.rope import Rope
 from busllm.engine.models.config import ModelConfig
 from busllm.engine.row_scans import RowScans
@@ -48,7 +48,9 @@ class CpuDecoder:
         self._sizes = Sizes(
             num_layers=config.num_layers,
             hidden_size=config.hidden_size,
-            gate_size=padded(config.intermediate_size, GROUP),
+            gate_size=gate_size(config),
+            expert_size=expert_size(config),
+            normalizes=config.experts is not None and config.experts.normalizes,
             norm_epsilon=config.rms_norm_eps,
         )
         self._model = self._make_model()
@@ -57,6 +59,7 @@ class CpuDecoder:
         self._num_threads = num_threads()  # of the latest step
         self._keeps_peaks = keeps_peaks
         self._space = make_workspace(config, _MIN_ROWS, keeps_peaks=keeps_peaks)
+        self._mixture = make_mixture(config, _MIN_ROWS)
         self._logits = np.empty((1, int(self._model.head[Field.NUM_TILES]) * VECTOR), dtype=np.float32)
 
     @property
@@ -116,7 +119,9 @@ class CpuDecoder:
         self._num_threads = threads = self._threads.choose(num_tokens)
         numba.set_num_threads(threads)
         started = time.perf_counter()
-        hidden_states(self._model, self._sizes, attention.heads, batch, attention.cache.arrays, self._space)
+        hidden_states(
+            self._model, self._sizes, attention.heads, batch, attention.cache.arrays, self._space, self._mixture
+        )
         self._threads.took(num_tokens, threads, time.perf_counter() - started)
         # A copy: the head works in the same memory.
         return torch.from_numpy(self._space.states[:num_tokens, : self.config.hidden_size].copy())
@@ -137,6 +142,7 @@ class CpuDecoder:
         if num_rows > len(self._space.states):
             wanted = max(num_rows, 2 * len(self._space.states))
             self._space = make_workspace(self.config, wanted, keeps_peaks=self._keeps_peaks)
+            self._mixture = make_mixture(self.config, wanted)
         have = len(self._model.cosines)
         if num_positions > have:
             wanted = max(num_positions, min(2 * have, self.config.max_context_tokens))
@@ -154,6 +160,7 @@ class CpuDecoder:
         )
         embedding = self._linear(EMBEDDING)
         cosines, sines = self._rotations(_MIN_POSITIONS)
+        layers_with_experts = () if config.experts is None else config.experts.layers
         windows = [UNLIMITED if window is None else window for window in config.layer_windows]
         return Model(
             linears=linears,
@@ -161,6 +168,8 @@ class CpuDecoder:
             head=self._linear(HEAD) if HEAD in packed.formats else embedding,
             norms=packed.arrays["norms"],
             head_norms=packed.arrays["head_norms"],
+            has_experts=np.array([layer in layers_with_experts for layer in range(config.num_layers)]),
+            routers=packed.arrays.get(ROUTERS, np.zeros((0, 0, 0), np.float32)),
             windows=np.array(windows, dtype=np.int64),
             cosines=cosines,
             sines=sines,

@@ -52,31 +52,43 @@ _walk_bfloat16 = _walk(tiles.bfloat16_tile, _FEW)
 
 
 @njit(nogil=True, parallel=True)
-def multiply(linear, space, rows, out):
-    """out = inputs · weightsᵀ + bias.
+def multiply(linear, space, firsts, out):
+    """out = inputs · weightsᵀ + bias, by one matrix or by several of one shape, each with rows of its own.
+
+    A part of the work is the same share of every matrix, so parts are equal however many rows a matrix has.
 
     Args:
-        linear: int64, by `Field`.
+        linear: int64, by `Field`; several matrices lie one after the other.
         space: Workspace; its `inputs` were made by `prepare_row`.
-        rows: how many.
-        out: float32 (at least rows, at least 16 * num_tiles).
+        firsts: int64 (matrices + 1,): matrix m has the rows from firsts[m] up to firsts[m + 1].
+        out: float32 (at least all rows, at least 16 * tiles of a matrix).
     """
     kind, groups, weights, bias = linear[_FORMAT], linear[_NUM_GROUPS], linear[_WEIGHTS], linear[_BIAS]
     channels, kept, large = linear[_CHANNELS], linear[_NUM_CHANNELS], space.outliers.ctypes.data
     scales, lows, sums = space.scales.ctypes.data, space.lows.ctypes.data, space.sums.ctypes.data
     to, to_stride = out.ctypes.data, out.shape[1] * 4
-    x, stride = space.inputs.ctypes.data, space.inputs.shape[1] * 2
-    for tile in prange(linear[_NUM_TILES]):
-        b, o = bias + tile * VECTOR * 4, to + tile * VECTOR * 4
-        if kind == _INT4:
-            w = weights + tile * groups * _INT4_BYTES
-            _walk_int4(w, b, x, stride, scales, lows, sums, groups, channels, kept, large, o, to_stride, rows)
-        elif kind == _INT8:
-            w = weights + tile * groups * _INT8_BYTES
-            _walk_int8(w, b, x, stride, scales, lows, sums, groups, channels, kept, large, o, to_stride, rows)
-        else:
-            w = weights + tile * groups * _BFLOAT16_BYTES
-            _walk_bfloat16(w, b, x, stride, scales, lows, sums, groups, channels, kept, large, o, to_stride, rows)
+    states, stride = space.inputs.ctypes.data, space.inputs.shape[1] * 2
+    num_tiles, parts = linear[_NUM_TILES] // (len(firsts) - 1), space.num_parts
+    for part in prange(parts):
+        first_tile, end_tile = part * num_tiles // parts, (part + 1) * num_tiles // parts
+        for matrix in range(len(firsts) - 1):
+            row, rows = firsts[matrix], firsts[matrix + 1] - firsts[matrix]
+            if rows == 0:
+                continue
+            x, y, table = states + row * stride, to + row * to_stride, row * groups * 4
+            s, c, d, k = scales + table, lows + table, sums + table, large + row * _LARGE_BYTES
+            for tile in range(first_tile, end_tile):
+                place = matrix * num_tiles + tile
+                b, o = bias + place * VECTOR * 4, y + tile * VECTOR * 4
+                if kind == _INT4:
+                    w = weights + place * groups * _INT4_BYTES
+                    _walk_int4(w, b, x, stride, s, c, d, groups, channels, kept, k, o, to_stride, rows)
+                elif kind == _INT8:
+                    w = weights + place * groups * _INT8_BYTES
+                    _walk_int8(w, b, x, stride, s, c, d, groups, channels, kept, k, o, to_stride, rows)
+                else:
+                    w = weights + place * groups * _BFLOAT16_BYTES
+                    _walk_bfloat16(w, b, x, stride, s, c, d, groups, channels, kept, k, o, to_stride, rows)
 
 
 @njit(nogil=True)

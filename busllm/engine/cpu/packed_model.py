@@ -9,19 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, Protocol, assert_never
 
 import numpy as np
 import numpy.typing as npt
 
-from busllm.engine.cpu.blocks import own_format, quantise, read_blocks
-from busllm.engine.cpu.pack import pack
+from busllm.engine.cpu.blocks import Blocks, own_format, quantise, read_blocks
+from busllm.engine.cpu.pack import aligned_zeros, pack
 from busllm.engine.cpu.shapes import GROUP, VECTOR, Format, Part, padded
 from busllm.engine.models.config import ModelConfig
 from busllm.model_store.weights import WeightTensor
 
 Quantization = Literal["auto", "none", "int8", "int4"]
-EMBEDDING, HEAD = "embedding", "head"
+Parts = Mapping[str, tuple[int, int]]  # what stands in one matrix, one below the other: names and shapes
+EMBEDDING, HEAD, ROUTERS = "embedding", "head", "routers"
 
 
 class TensorSource(Protocol):
@@ -47,7 +49,7 @@ class PackedModel:
     Attributes:
         formats: of each matrix: "embedding", "head" (absent where the embedding is it), "<layer>.<part>".
         arrays: `<matrix>.weights` uint8 (tiles, groups, bytes), `<matrix>.bias` float32, `<matrix>.outliers` int64
-            where some inputs are kept apart; "norms", "head_norms".
+            where some inputs are kept apart; "norms", "head_norms", with experts "routers", as in `shapes.Model`.
     """
 
     formats: Mapping[str, Format]
@@ -99,6 +101,7 @@ class Packer:
         for layer in range(config.num_layers):
             self._layer(layer, f"model.layers.{layer}.")
         self._norms()
+        self._routers()
         return PackedModel(self._formats, self._arrays)
 
     def _stores_another_head(self, table: tuple[int, int]) -> bool:
@@ -114,9 +117,9 @@ class Packer:
 
     def _layer(self, layer: int, prefix: str) -> None:
         config = self._config
-        hidden, inner = config.hidden_size, config.intermediate_size
+        hidden = config.hidden_size
         query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        attention = prefix + "self_attn."
         sizes = {"q_proj": query_size, "k_proj": kv_size, "v_proj": kv_size}
         self._matrix(
             matrix_name(layer, Part.QUERIES_KEYS_VALUES),
@@ -129,30 +132,61 @@ class Packer:
             {attention + "o_proj": (hidden, query_size)},
             has_bias=config.output_bias,
         )
-        self._matrix(
+        self._feed_forward(layer, prefix + "mlp.")
+
+    def _feed_forward(self, layer: int, prefix: str) -> None:
+        """The matrices of a dense layer, or those of all experts, one after the other."""
+        config, experts = self._config, self._config.experts
+        hidden, inner, prefixes = config.hidden_size, config.intermediate_size, [prefix]
+        if experts is not None and layer in experts.layers:
+            inner = experts.intermediate_size
+            prefixes = [f"{prefix}experts.{index}." for index in range(experts.num_experts)]
+        self._stack(
             matrix_name(layer, Part.GATE_UP),
-            {mlp + name: (inner, hidden) for name in ("gate_proj", "up_proj")},
+            [{each + name: (inner, hidden) for name in ("gate_proj", "up_proj")} for each in prefixes],
             has_bias=config.mlp_bias,
             unit=GROUP,  # the gate is the input of the next linear
         )
-        self._matrix(matrix_name(layer, Part.DOWN), {mlp + "down_proj": (hidden, inner)}, has_bias=config.mlp_bias)
+        self._stack(
+            matrix_name(layer, Part.DOWN),
+            [{each + "down_proj": (hidden, inner)} for each in prefixes],
+            has_bias=config.mlp_bias,
+        )
 
-    def _matrix(self, name: str, parts: Mapping[str, tuple[int, int]], *, has_bias: bool, unit: int = VECTOR) -> None:
-        found = {part: self._source.find(f"{part}.weight", shape) for part, shape in parts.items()}
-        kind = self._format(name, [tensor for tensor in found.values() if tensor is not None])
+    def _matrix(self, name: str, parts: Parts, *, has_bias: bool, unit: int = VECTOR) -> None:
+        self._stack(name, [parts], has_bias=has_bias, unit=unit)
+
+    def _stack(self, name: str, matrices: Sequence[Parts], *, has_bias: bool, unit: int = VECTOR) -> None:
+        """Matrices of one shape and one format; one at a time is expanded."""
+        found = [
+            {part: self._source.find(f"{part}.weight", shape) for part, shape in parts.items()} for parts in matrices
+        ]
+        kind = self._format(name, [tensor for each in found for tensor in each.values() if tensor is not None])
+        packed = (pack(self._blocks(*each, kind), unit) for each in zip(matrices, found, strict=True))
+        weights = next(packed)
+        if len(matrices) > 1:
+            whole = aligned_zeros((len(matrices), *weights.shape), np.uint8)
+            for index, each in enumerate(chain((weights,), packed)):
+                whole[index] = each
+            weights = whole.reshape(-1, *weights.shape[1:])
+        self._formats[name] = kind
+        self._arrays[f"{name}.weights"] = weights
+        self._arrays[f"{name}.bias"] = np.concatenate([self._biases(parts, has_bias, unit) for parts in matrices])
+
+    def _blocks(self, parts: Parts, tensors: Mapping[str, WeightTensor | None], kind: Format) -> list[Blocks]:
         with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is noted by its name
             blocks = [
                 quantise(np.zeros(parts[part], np.float32), kind) if tensor is None else read_blocks(tensor, kind)
-                for part, tensor in found.items()
+                for part, tensor in tensors.items()
             ]
         for part, its_blocks in zip(parts, blocks, strict=True):
             if not its_blocks.is_finite:
                 self._source.not_finite(f"{part}.weight")
-        biases = [self._bias(part, shape[0], has_bias, unit) for part, shape in parts.items()]
-        self._formats[name] = kind
-        self._arrays[f"{name}.weights"] = pack(blocks, unit)
-        bias = np.concatenate(biases)
-        self._arrays[f"{name}.bias"] = np.pad(bias, (0, padded(len(bias), VECTOR) - len(bias)))
+        return blocks
+
+    def _biases(self, parts: Parts, has_bias: bool, unit: int) -> npt.NDArray[np.float32]:
+        bias = np.concatenate([self._bias(part, shape[0], has_bias, unit) for part, shape in parts.items()])
+        return np.pad(bias, (0, padded(len(bias), VECTOR) - len(bias)))
 
     def _format(self, name: str, tensors: Sequence[WeightTensor]) -> Format:
         match self._quantization:
@@ -170,12 +204,12 @@ class Packer:
     def _bias(self, part: str, size: int, has_bias: bool, unit: int) -> npt.NDArray[np.float32]:
         out = np.zeros(padded(size, unit), np.float32)
         if has_bias:
-            out[:size] = self._vector(f"{part}.bias", size)
+            out[:size] = self._floats(f"{part}.bias", (size,))
         return out
 
-    def _vector(self, name: str, size: int) -> npt.NDArray[np.float32]:
-        tensor = self._source.find(name, (size,))
-        values = np.zeros(size, np.float32) if tensor is None else tensor.to_float32()
+    def _floats(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+        tensor = self._source.find(name, shape)
+        values = np.zeros(shape, np.float32) if tensor is None else tensor.to_float32()
         if not np.isfinite(values).all():
             self._source.not_finite(name)
         return values
@@ -189,12 +223,22 @@ class Packer:
         ]
         norms = np.zeros((len(names) + 1, padded(config.hidden_size, GROUP)), np.float32)
         for row, name in enumerate([*names, "model.norm"]):
-            norms[row, : config.hidden_size] = self._vector(f"{name}.weight", config.hidden_size)
+            norms[row, : config.hidden_size] = self._floats(f"{name}.weight", (config.hidden_size,))
         self._arrays["norms"] = norms
         num_layers = config.num_layers if config.qk_norm else 0
         heads = np.zeros((num_layers, 2, config.head_dim), np.float32)
         for layer in range(num_layers):
             for index, name in enumerate(("q_norm", "k_norm")):
                 full = f"model.layers.{layer}.self_attn.{name}.weight"
-                heads[layer, index] = self._vector(full, config.head_dim)
+                heads[layer, index] = self._floats(full, (config.head_dim,))
         self._arrays["head_norms"] = heads
+
+    def _routers(self) -> None:
+        config, experts = self._config, self._config.experts
+        if experts is None:
+            return
+        shape = (experts.num_experts, config.hidden_size)
+        routers = aligned_zeros((config.num_layers, shape[0], padded(shape[1], GROUP)), np.float32)
+        for layer in sorted(experts.layers):
+            routers[layer, :, : shape[1]] = self._floats(f"model.layers.{layer}.mlp.gate.weight", shape)
+        self._arrays[ROUTERS] = routers

@@ -51,11 +51,18 @@ class Field(IntEnum):
 
 
 class Sizes(NamedTuple):
-    """Numbers of the model; `gate_size` is the padded intermediate size."""
+    """Numbers of the model.
+
+    Attributes:
+        gate_size, expert_size: padded widths of dense feed-forward layers and of experts; 0 without any.
+        normalizes: the shares of a row's experts are scaled to sum to 1.
+    """
 
     num_layers: int
     hidden_size: int
     gate_size: int
+    expert_size: int
+    normalizes: bool
     norm_epsilon: float
 
 
@@ -75,11 +82,15 @@ class Model(NamedTuple):
     """Weights.
 
     Attributes:
-        linears: int64 (num_layers, 4, 7), by `Part` and `Field`.
+        linears: int64 (num_layers, 4, 7), by `Part` and `Field`; GATE_UP and DOWN of a layer with experts are those of
+            all its experts, one after the other.
         embedding, head: int64 (7,).
         norms: float32 (2 * num_layers + 1, padded hidden_size): before attention and before feed-forward of each layer,
             and the last one.
         head_norms: float32 (num_layers, 2, head_dim), of queries and keys; no layers where the model has none.
+        has_experts: bool (num_layers,).
+        routers: float32 (num_layers, num_experts, padded hidden_size), zeros where a layer has none; no layers where
+            none has.
         windows: int64 (num_layers,), how many positions a token sees.
         cosines, sines: float32 (positions, head_dim / 2).
     """
@@ -89,6 +100,8 @@ class Model(NamedTuple):
     head: Array
     norms: Array
     head_norms: Array
+    has_experts: Array
+    routers: Array
     windows: Array
     cosines: Array
     sines: Array
@@ -144,6 +157,7 @@ class Workspace(NamedTuple):
         sums: the same, of the group's numbers as rounded.
         peaks: float32 (4 * num_layers + 1, widest input) while outliers are looked for, the largest magnitude of each
             input of each linear; else no rows.
+        num_parts: equal parts of a linear's work, one for each thread that there may be.
     """
 
     states: Array
@@ -159,6 +173,27 @@ class Workspace(NamedTuple):
     lows: Array
     sums: Array
     peaks: Array
+    num_parts: int
+
+
+class Mixture(NamedTuple):
+    """Memory of a step for layers with experts. A visit is one row at one of its experts.
+
+    Attributes:
+        scores: float32 (rows, padded num_experts), the router's.
+        chosen: int64 (rows, experts_per_token), a row's experts, its favourite first.
+        shares: float32, likewise: what each of them counts.
+        places: int64, likewise: which visit it is.
+        firsts: int64 (num_experts + 1,): expert e has the visits from firsts[e] up to firsts[e + 1].
+        visits: what happens at the experts; only `branch`, `gated` and `inputs` with what belongs to them have a width.
+    """
+
+    scores: Array
+    chosen: Array
+    shares: Array
+    places: Array
+    firsts: Array
+    visits: Workspace
 
 
 def padded(size: int, unit: int) -> int:

@@ -14,39 +14,46 @@ from numba import njit, prange
 
 from busllm.engine.cpu.attention import attend
 from busllm.engine.cpu.elementwise import add_row, gate_row, normalise_head, normalise_row, rotate_head
+from busllm.engine.cpu.experts import add_visits, choose_experts, send_rows
 from busllm.engine.cpu.lanes import bfloat16_bits
 from busllm.engine.cpu.linear import multiply, prepare_row, read_row
 from busllm.engine.cpu.runs import BLOCK
-from busllm.engine.cpu.shapes import Part
+from busllm.engine.cpu.shapes import Field, Part
 
 _QKV, _OUTPUT, _GATE_UP, _DOWN = (int(part) for part in Part)
-_NUM_PARTS = len(Part)
+_NUM_PARTS, _NUM_GROUPS = len(Part), int(Field.NUM_GROUPS)
 FEW_ROWS = 4  # rows that one core has done before others would have woken up
 
 
 @njit(nogil=True, cache=True)
-def hidden_states(model, sizes, heads, batch, cache, space):
+def hidden_states(model, sizes, heads, batch, cache, space, mixture):
     """All layers over a step's tokens; the result is in space.states, before the last norm."""
     rows = len(batch.token_ids)
+    whole = _all_rows(rows)
     _embed(model, batch, space)
     for layer in range(sizes.num_layers):
         linears = model.linears[layer]
         _normalise(linears[_QKV], model.norms[2 * layer], sizes, space, rows)
         _note_peaks(space, _NUM_PARTS * layer + _QKV, space.normed, rows)
-        multiply(linears[_QKV], space, rows, space.merged)
+        multiply(linears[_QKV], space, whole, space.merged)
         _rotate_and_store(model, layer, sizes.norm_epsilon, heads, batch, cache, space)
         attend(
             space.queries, cache.keys[layer], cache.values[layer], batch, model.windows[layer], heads, space.attended
         )
         _prepare(linears[_OUTPUT], space, space.attended, rows)
         _note_peaks(space, _NUM_PARTS * layer + _OUTPUT, space.attended, rows)
-        multiply(linears[_OUTPUT], space, rows, space.branch)
+        multiply(linears[_OUTPUT], space, whole, space.branch)
         _normalise(linears[_GATE_UP], model.norms[2 * layer + 1], sizes, space, rows)
         _note_peaks(space, _NUM_PARTS * layer + _GATE_UP, space.normed, rows)
-        multiply(linears[_GATE_UP], space, rows, space.gated)
-        _gate(linears[_DOWN], sizes, space, rows)
-        _note_peaks(space, _NUM_PARTS * layer + _DOWN, space.gated, rows)
-        multiply(linears[_DOWN], space, rows, space.branch)
+        if model.has_experts[layer]:
+            _visit_experts(model.routers[layer], linears, sizes, space, mixture, rows)
+            num_visits = rows * mixture.chosen.shape[1]
+            _note_peaks(space, _NUM_PARTS * layer + _DOWN, mixture.visits.gated, num_visits)
+        else:
+            multiply(linears[_GATE_UP], space, whole, space.gated)
+            _gate(linears[_DOWN], sizes.gate_size, space, rows)
+            _note_peaks(space, _NUM_PARTS * layer + _DOWN, space.gated, rows)
+            multiply(linears[_DOWN], space, whole, space.branch)
     for row in range(rows):
         add_row(space.states[row].ctypes.data, space.branch[row].ctypes.data, space.states.shape[1])
 
@@ -57,7 +64,15 @@ def logits(model, sizes, space, rows, out):
     space.branch[:rows] = 0
     _normalise(model.head, model.norms[2 * sizes.num_layers], sizes, space, rows)
     _note_peaks(space, _NUM_PARTS * sizes.num_layers, space.normed, rows)
-    multiply(model.head, space, rows, out)
+    multiply(model.head, space, _all_rows(rows), out)
+
+
+@njit(nogil=True)
+def _all_rows(rows):
+    """The rows of a matrix that is alone."""
+    firsts = np.zeros(2, np.int64)
+    firsts[1] = rows
+    return firsts
 
 
 @njit(nogil=True)
@@ -177,24 +192,36 @@ def _prepare_many(linear, space, source, rows):
 
 
 @njit(nogil=True)
-def _gate(linear, sizes, space, rows):
-    """The activation, and the input of the linear behind it."""
-    if rows <= FEW_ROWS:
-        for row in range(rows):
-            _gate_one(linear, sizes, space, row)
-    else:
-        _gate_many(linear, sizes, space, rows)
-
-
-@njit(nogil=True, parallel=True)
-def _gate_many(linear, sizes, space, rows):
-    for index in prange(rows):
-        row = np.int64(index)  # as in the loop without threads, so that it is compiled once
-        _gate_one(linear, sizes, space, row)
+def _visit_experts(router, linears, sizes, space, mixture, rows):
+    """The feed-forward half of a layer that is a mixture of experts; a visit is one row at one of its experts."""
+    visits, num_visits = mixture.visits, rows * mixture.chosen.shape[1]
+    choose_experts(router, sizes.normalizes, space.normed, rows, mixture)
+    send_rows(linears[_GATE_UP, _NUM_GROUPS], space, rows, mixture)
+    multiply(linears[_GATE_UP], visits, mixture.firsts, visits.gated)
+    _gate(linears[_DOWN], sizes.expert_size, visits, num_visits)
+    multiply(linears[_DOWN], visits, mixture.firsts, visits.branch)
+    add_visits(mixture, rows, space.branch)
 
 
 @njit(nogil=True)
-def _gate_one(linear, sizes, space, row):
+def _gate(linear, width, space, rows):
+    """The activation, and the input of the linear behind it."""
+    if rows <= FEW_ROWS:
+        for row in range(rows):
+            _gate_one(linear, width, space, row)
+    else:
+        _gate_many(linear, width, space, rows)
+
+
+@njit(nogil=True, parallel=True)
+def _gate_many(linear, width, space, rows):
+    for index in prange(rows):
+        row = np.int64(index)  # as in the loop without threads, so that it is compiled once
+        _gate_one(linear, width, space, row)
+
+
+@njit(nogil=True)
+def _gate_one(linear, width, space, row):
     gated = space.gated[row].ctypes.data
-    gate_row(gated, sizes.gate_size)
+    gate_row(gated, width)
     prepare_row(linear, space, row, gated)

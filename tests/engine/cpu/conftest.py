@@ -8,6 +8,8 @@ from busllm.engine.cpu.instructions import detect_instructions
 
 NEEDS_KERNELS = (
     "test_linear",
+    "test_experts",
+    "test_mixture",
     "test_elementwise",
     "test_cpu_attention",
     "test_forward",

@@ -56,15 +56,18 @@ def reference_of(directory: Path, quantization: Quantization) -> PreTrainedModel
     return model
 
 
-def largest_difference(model: PreTrainedModel, sequences: tuple[DrivenSequence, ...]) -> float:
-    """Of the log probabilities of what was generated, and of the likeliest tokens beside it."""
-    worst = 0.0
+def differences(model: PreTrainedModel, sequences: tuple[DrivenSequence, ...]) -> Iterator[float]:
+    """Per generated token the largest of its log probability and those of the likeliest tokens beside it."""
     for sequence in sequences:
         expected = reference_logprobs(model, [*sequence.prompt, *sequence.output])[len(sequence.prompt) - 1 : -1]
         for row, token_id, entry in zip(expected, sequence.output, sequence.logprobs, strict=True):
             pairs = [(token_id, entry.chosen), *entry.top]
-            worst = max(worst, *(abs(float(row[token]) - value) for token, value in pairs))
-    return worst
+            yield max(abs(float(row[token]) - value) for token, value in pairs)
+
+
+def largest_difference(model: PreTrainedModel, sequences: tuple[DrivenSequence, ...]) -> float:
+    """Of all tokens."""
+    return max(differences(model, sequences))
 
 
 # What remains is the rounding of states to bytes or bfloat16, and of keys, values and attention weights.

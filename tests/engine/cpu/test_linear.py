@@ -53,7 +53,7 @@ def product(matrix: PackedMatrix, states: npt.NDArray[np.float32]) -> npt.NDArra
     for row in range(rows):
         prepare_row(matrix.linear, space, row, space.normed[row].ctypes.data)
     out = np.full((rows, padded(len(matrix.dense), 16)), np.nan, np.float32)
-    multiply(matrix.linear, space, rows, out)
+    multiply(matrix.linear, space, np.array([0, rows]), out)
     return out[:, : len(matrix.dense)]
 
 
@@ -80,6 +80,21 @@ def test_a_row_has_the_same_bits_alone_and_among_any_number_of_others(kind: Form
         np.testing.assert_array_equal(product(matrix, states[row : row + 1])[0], together[row])
     for rows in range(1, 31):
         np.testing.assert_array_equal(product(matrix, states[:rows]), together[:rows])
+
+
+@pytest.mark.parametrize(("kind", "apart"), FORMATS)
+def test_matrices_one_after_the_other_give_each_of_their_rows_what_one_alone_gives(
+    kind: Format, apart: tuple[int, ...]
+) -> None:
+    together, states = packed_matrix(kind, 3 * 48, 96, apart), some_states(19, 96)
+    space, out = workspace(96, 19), np.full((19, 48), np.nan, np.float32)
+    space.normed[:, :96] = states
+    for row in range(19):
+        prepare_row(together.linear, space, row, space.normed[row].ctypes.data)
+    multiply(together.linear, space, np.array([0, 7, 7, 19]), out)  # the second has no rows
+    expected = product(together, states)
+    np.testing.assert_array_equal(out[:7], expected[:7, :48])
+    np.testing.assert_array_equal(out[7:], expected[7:, 96:])
 
 
 @pytest.mark.parametrize("kind", list(Format))

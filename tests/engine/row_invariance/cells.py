@@ -31,10 +31,10 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": 40}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
+    "qwen3-moe": ("qwen3-moe", {}),
     "biases, heads of 20": ("llama", {"head_dim": 20, "attention_bias": True, "mlp_bias": True}),
 }
 WITHOUT_COMPILED_PASS: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "qwen3-moe": ("qwen3-moe", {}),
     # Inside transformers:
     "gpt2": ("gpt2", {}),
     "phi3": ("phi3", {}),
