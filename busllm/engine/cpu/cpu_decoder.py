@@ -116,13 +116,16 @@ class CpuDecoder:
         num_tokens = len(ids)
         self._reserve(num_tokens, int(positions.max()) + 1)
         batch = attention.batch._replace(token_ids=ids, positions=positions.numpy(), cache_slots=cache_slots.numpy())
-        self._num_threads = threads = self._threads.choose(num_tokens)
-        numba.set_num_threads(threads)
+        share = self._threads.choose(num_tokens)
+        self._num_threads = 1 if share == 1 else num_threads()
+        num_layers, heads, cache = self.config.num_layers, attention.heads, attention.cache.arrays
+        alone = int(share * num_layers)
         started = time.perf_counter()
-        hidden_states(
-            self._model, self._sizes, attention.heads, batch, attention.cache.arrays, self._space, self._mixture
-        )
-        self._threads.took(num_tokens, threads, time.perf_counter() - started)
+        for first, end, threads in ((0, alone, 1), (alone, num_layers, self._num_threads)):
+            if first < end:
+                numba.set_num_threads(threads)
+                hidden_states(self._model, self._sizes, heads, batch, cache, self._space, self._mixture, first, end)
+        self._threads.took(num_tokens, share, time.perf_counter() - started)
         # A copy: the head works in the same memory.
         return torch.from_numpy(self._space.states[:num_tokens, : self.config.hidden_size].copy())
 

@@ -26,12 +26,16 @@ FEW_ROWS = 4  # rows that one core has done before others would have woken up
 
 
 @njit(nogil=True, cache=True)
-def hidden_states(model, sizes, heads, batch, cache, space, mixture):
-    """All layers over a step's tokens; the result is in space.states, before the last norm."""
+def hidden_states(model, sizes, heads, batch, cache, space, mixture, first, end):
+    """Layers first … end - 1 over a step's tokens; behind the last one the result is in space.states, before the norm.
+
+    (The number of threads cannot be changed within: what did so could not be kept.)
+    """
     rows = len(batch.token_ids)
     whole = _all_rows(rows)
-    _embed(model, batch, space)
-    for layer in range(sizes.num_layers):
+    if first == 0:
+        _embed(model, batch, space)
+    for layer in range(first, end):
         linears = model.linears[layer]
         _normalise(linears[_QKV], model.norms[2 * layer], sizes, space, rows)
         _note_peaks(space, _NUM_PARTS * layer + _QKV, space.normed, rows)
@@ -54,8 +58,9 @@ def hidden_states(model, sizes, heads, batch, cache, space, mixture):
             _gate(linears[_DOWN], sizes.gate_size, space, rows)
             _note_peaks(space, _NUM_PARTS * layer + _DOWN, space.gated, rows)
             multiply(linears[_DOWN], space, whole, space.branch)
-    for row in range(rows):
-        add_row(space.states[row].ctypes.data, space.branch[row].ctypes.data, space.states.shape[1])
+    if end == sizes.num_layers:
+        for row in range(rows):
+            add_row(space.states[row].ctypes.data, space.branch[row].ctypes.data, space.states.shape[1])
 
 
 @njit(nogil=True, cache=True)

@@ -1,13 +1,16 @@
 """How many cores a step uses.
 
-Owns: the agreement between torch's number of threads and numba's, and the choice between all cores and one.
+Owns: the agreement between torch's number of threads and numba's, and the choice how much of a step one core does
+alone.
 Does not know: what is computed; a row's bits do not depend on it.
 Next on the path: `cpu_decoder.py`.
 
-A step has hundreds of short parallel pieces. On cores of its own two threads are faster than one. Beside processes that
-never rest, a thread that has lost its core holds up every piece, and one thread alone can be several times faster.
-Which of the two it is changes from second to second, so it is measured; and since steps are late for many reasons (the
-first ones, which touch new memory, always), the fastest of the latest are compared, and one thread must win clearly.
+A step has hundreds of short parallel pieces, each of which ends when the last thread has done its part. On cores of
+its own two threads are faster than one; a thread that has lost its core holds up every piece. There are always others
+who want a core when a step begins: they carry the last step's tokens to their readers. So with few rows the first
+layers may be done sooner by one core, while the others are busy, and the rest by all; beside processes that never rest
+one core may be faster throughout. It changes from second to second, so it is measured; and since steps are late for
+many reasons (the first ones, which touch new memory, always), the fastest of the latest are compared.
 """
 
 from __future__ import annotations
@@ -17,12 +20,13 @@ from collections import deque
 import numba
 import torch
 
-TRIAL_EVERY = 32  # steps after which the slower choice is tried again
-RARE_TRIAL_EVERY = 128  # the same, when it was slower by more than half
+SHARES = (0.0, 0.25, 0.5, 1.0)  # of the layers that one core does before the others join
+WORTH = (1.0, 1.05, 1.05, 1.2)  # what a share's time counts for: it must win by so much against all cores at once
+TRIAL_EVERY = 32  # steps after which one of the other choices is tried again
+RARE_TRIALS = 4  # the one that was slower by more than half only at each so many of its turns
 MANY_ROWS = 64  # whose pieces are long: they always get all threads, and nobody waits for a trial
-FIRST_STEPS = 4  # in which both are tried in turn
+FIRST_STEPS = 2 * len(SHARES)  # in which all are tried in turn
 RECENT = 5  # steps of which the fastest counts
-CLEARLY = 0.8  # of the time of all cores, that one core may take to be chosen
 
 
 def num_threads() -> int:
@@ -31,7 +35,7 @@ def num_threads() -> int:
 
 
 class ThreadChoice:
-    """Chooses a number of threads for each step.
+    """Chooses for each step how much of it one core does alone.
 
     Args:
         most: threads that there are.
@@ -39,26 +43,32 @@ class ThreadChoice:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._times_s: dict[tuple[int, int], deque[float]] = {}  # (size class, threads) → latest
+        self._times_s: dict[tuple[int, float], deque[float]] = {}  # (size class, share) → latest
         self._steps: dict[int, int] = {}  # size class → steps so far
 
-    def choose(self, num_rows: int) -> int:
-        """Threads for a step of so many rows: all, or one where that has clearly been faster lately."""
-        if self._most == 1 or num_rows >= MANY_ROWS:
-            return self._most
+    def choose(self, num_rows: int) -> float:
+        """Which share of a step of so many rows one core does first: one of `SHARES`."""
+        if self._most == 1:
+            return 1.0
+        if num_rows >= MANY_ROWS:
+            return 0.0
         size = num_rows.bit_length()
         step = self._steps[size] = self._steps.get(size, 0) + 1
-        alone, together = (self._fastest_s(size, threads) for threads in (1, self._most))
-        if alone is None or together is None or step <= FIRST_STEPS:
-            return 1 if step % 2 == 0 else self._most
-        better, other = (1, self._most) if alone < CLEARLY * together else (self._most, 1)
-        is_close = max(alone, together) < 1.5 * min(alone, together)
-        return other if step % (TRIAL_EVERY if is_close else RARE_TRIAL_EVERY) == 0 else better
+        if step <= FIRST_STEPS:
+            return SHARES[step % len(SHARES)]
+        times_s = {share: self._fastest_s(size, share) for share in SHARES}
+        best = min(SHARES, key=lambda share: times_s[share] * WORTH[SHARES.index(share)])
+        if step % TRIAL_EVERY:
+            return best
+        turn = step // TRIAL_EVERY
+        others = [share for share in SHARES if share != best]
+        other = others[turn % len(others)]
+        is_close = times_s[other] < 1.5 * times_s[best]
+        return other if is_close or turn // len(others) % RARE_TRIALS == 0 else best
 
-    def took(self, num_rows: int, threads: int, duration_s: float) -> None:
+    def took(self, num_rows: int, share: float, duration_s: float) -> None:
         """Learns how long a step took."""
-        self._times_s.setdefault((num_rows.bit_length(), threads), deque(maxlen=RECENT)).append(duration_s)
+        self._times_s.setdefault((num_rows.bit_length(), share), deque(maxlen=RECENT)).append(duration_s)
 
-    def _fastest_s(self, size: int, threads: int) -> float | None:
-        times_s = self._times_s.get((size, threads))
-        return min(times_s) if times_s else None
+    def _fastest_s(self, size: int, share: float) -> float:
+        return min(self._times_s.get((size, share), (0.0,)))

@@ -28,6 +28,8 @@ from busllm.engine.cpu.compiled import from_llvm
 from busllm.engine.cpu.shapes import MOST_OUTLIERS
 
 GROUP = 32  # inputs that share a scale
+_FEW_ROWS = 2  # with these a tile takes no longer than its weights come from memory
+_AHEAD_BYTES = 16 * 1024  # what is fetched meanwhile lies so far ahead
 INT4_GROUP_BYTES = 4 * 64 + 2 * 32
 INT8_GROUP_BYTES = 8 * 64 + 64
 BFLOAT16_PAIR_BYTES = 64
@@ -113,7 +115,7 @@ def int4_tile(rows: int) -> Any:
         packed = [v.load(b, v.at(b, block, 64 * j), v.INTS, 64) for j in range(4)]
         scale, minimum = (v.widen_half(b, v.at(b, block, offset)) for offset in (256, 288))
         weights = [half for x in packed for half in (b.and_(x, nibbles), b.and_(b.lshr(x, four), nibbles))]
-        shift = b.fmul(scale, _sum_of(b, weights))
+        shift = b.fmul(scale, _sum_of_nibbles(b, weights))
         for row, total in enumerate(totals):
             y = _add_group(b, tile, index, row, _Group(weights, scale, shift, fits_short=True), total)
             b.store(v.fma(b, minimum, _splat_at(b, tile.sums, tile, index, row), y), total)
@@ -181,12 +183,22 @@ def _sum_of(b: Any, weights: list[Any]) -> Any:
     return b.sitofp(total, v.FLOATS)
 
 
+def _sum_of_nibbles(b: Any, weights: list[Any]) -> Any:
+    """The same for bytes of 0 … 15, of which eight fit into one; leaves the multiplying ports to others."""
+    kind = ir.VectorType(v.INT8, 4 * v.LANES)
+    parts = [b.bitcast(quads, kind) for quads in weights]
+    while len(parts) > 1:
+        parts = [b.add(first, second) for first, second in zip(parts[::2], parts[1::2], strict=True)]
+    return _sum_of(b, [b.bitcast(parts[0], v.INTS)])
+
+
 def _add_group(b: Any, tile: _Tile, index: Any, row: int, group: _Group, total: Any) -> Any:
     """One row's total with a group's products: + scale · s · Σ q · x + shift · low."""
-    dot, first = v.all_lanes(v.INTS, 0), b.mul(index, v.constant(GROUP))
+    dots, first = [v.all_lanes(v.INTS, 0)] * 2, b.mul(index, v.constant(GROUP))
     for quad, quads in enumerate(group.weights):
         states = v.splat(b, v.load(b, _in_row(b, tile, row, b.add(first, v.constant(4 * quad))), v.INT32))
-        dot = v.dot_bytes(b, dot, states, quads, fits_short=group.fits_short)
+        dots[quad % 2] = v.dot_bytes(b, dots[quad % 2], states, quads, fits_short=group.fits_short)
+    dot = b.add(*dots)
     own, low = (_splat_at(b, table, tile, index, row) for table in (tile.scales, tile.lows))
     y = v.fma(b, b.sitofp(dot, v.FLOATS), b.fmul(group.scale, own), b.load(total))
     return v.fma(b, group.shift, low, y)
@@ -196,8 +208,10 @@ def _tile(rows: int, group: Any, group_bytes: int, outlier: Any = None) -> Any:
     """Wraps the work on one group into the loop over groups, with the sums of all rows in registers.
 
     Meanwhile the next tile's weights are fetched: the CPU's own prefetching stops where this tile is read again for
-    more rows.
+    more rows. With few rows what is wanted soonest lies further ahead; of int8, which needs few instructions for a
+    byte, the CPU then fetches better by itself.
     """
+    is_fetched = rows > _FEW_ROWS or group_bytes != INT8_GROUP_BYTES
 
     @from_llvm(types.void, *[_ADDRESS] * len(_Tile._fields))
     def tile(b: Any, *values: Any) -> None:
@@ -209,8 +223,10 @@ def _tile(rows: int, group: Any, group_bytes: int, outlier: Any = None) -> Any:
         if outlier is not None:
             _add_outliers(b, arguments, totals, group_bytes, outlier)
         with cgutils.for_range(b, arguments.num_groups, intp=v.INT64) as loop:
-            ahead = b.mul(b.add(arguments.num_groups, loop.index), v.constant(group_bytes))
-            for line in range(0, group_bytes, 64):
+            here = b.mul(loop.index, v.constant(group_bytes))
+            tile_bytes = b.mul(arguments.num_groups, v.constant(group_bytes))
+            ahead = b.add(here, v.constant(_AHEAD_BYTES) if rows <= _FEW_ROWS else tile_bytes)
+            for line in range(0, group_bytes if is_fetched else 0, 64):
                 v.fetch(b, v.at(b, arguments.weights, b.add(ahead, v.constant(line))))
             group(b, arguments, loop.index, totals)
         for row, total in enumerate(totals):

@@ -1,4 +1,4 @@
-"""The choice between all cores and one."""
+"""How much of a step one core does alone."""
 
 from __future__ import annotations
 
@@ -6,56 +6,70 @@ import os
 import subprocess
 import sys
 
-from busllm.engine.cpu.threads import FIRST_STEPS, MANY_ROWS, RARE_TRIAL_EVERY, TRIAL_EVERY, ThreadChoice
+from busllm.engine.cpu.threads import FIRST_STEPS, MANY_ROWS, RARE_TRIALS, SHARES, TRIAL_EVERY, ThreadChoice
+
+QUIET = dict(zip(SHARES, (0.0020, 0.0024, 0.0028, 0.0035), strict=True))
+BUSY = dict(zip(SHARES, (0.0300, 0.0240, 0.0180, 0.0040), strict=True))
+ROUND = TRIAL_EVERY * (len(SHARES) - 1)  # steps in which each of the others has its turn
 
 
-def run(choice: ThreadChoice, rows: int, times_s: dict[int, float], steps: int) -> list[int]:
+def run(choice: ThreadChoice, rows: int, times_s: dict[float, float], steps: int) -> list[float]:
     chosen = []
     for _ in range(steps):
-        threads = choice.choose(rows)
-        choice.took(rows, threads, times_s[threads])
-        chosen.append(threads)
+        share = choice.choose(rows)
+        choice.took(rows, share, times_s[share])
+        chosen.append(share)
     return chosen
 
 
-def test_one_core_is_taken_where_it_is_clearly_faster_and_the_other_choice_tried_now_and_then() -> None:
-    chosen = run(ThreadChoice(4), 1, {1: 0.0025, 4: 0.002}, 5 * TRIAL_EVERY)
-    assert chosen[:FIRST_STEPS] == [4, 1, 4, 1]
-    assert chosen.count(1) == FIRST_STEPS // 2 + 5
-    chosen = run(ThreadChoice(4), 1, {1: 0.003, 4: 0.020}, 4 * RARE_TRIAL_EVERY)
-    assert chosen.count(4) == FIRST_STEPS // 2 + 4
-    chosen = run(ThreadChoice(4), 1, {1: 0.0019, 4: 0.002}, 5 * TRIAL_EVERY)
-    assert chosen.count(1) == FIRST_STEPS // 2 + 5
+def test_the_fastest_share_is_taken_and_the_others_are_tried_now_and_then() -> None:
+    for fastest in SHARES:
+        times_s = dict.fromkeys(SHARES, 0.0028) | {fastest: 0.002}
+        chosen = run(ThreadChoice(4), 1, times_s, FIRST_STEPS + 2 * ROUND)
+        assert sorted(chosen[:FIRST_STEPS]) == sorted(2 * SHARES)
+        later = chosen[FIRST_STEPS:]
+        assert [later.count(share) for share in SHARES if share != fastest] == [2, 2, 2]
+
+
+def test_one_that_was_much_slower_is_tried_rarely() -> None:
+    chosen = run(ThreadChoice(4), 1, BUSY, FIRST_STEPS + RARE_TRIALS * ROUND)[FIRST_STEPS:]
+    assert [chosen.count(share) for share in SHARES[:-1]] == [1, 1, 1]
+
+
+def test_one_core_alone_has_to_win_clearly() -> None:
+    choice = ThreadChoice(2)
+    assert run(choice, 1, QUIET | {1.0: 0.0018}, 20)[-1] == 0.0
+    assert run(choice, 1, QUIET | {1.0: 0.0015}, FIRST_STEPS + 2 * ROUND)[-1] == 1.0
 
 
 def test_single_late_steps_do_not_change_the_choice_nor_does_a_late_beginning() -> None:
     choice = ThreadChoice(2)
-    choice.took(2, 2, 0.5)
-    assert run(choice, 2, {1: 0.003, 2: 0.002}, 20)[FIRST_STEPS:].count(1) == 0
+    choice.took(2, 0.0, 0.5)
+    assert set(run(choice, 2, QUIET, 20)[FIRST_STEPS:]) == {0.0}
     for _ in range(4):
-        choice.took(2, 2, 0.1)
-    assert choice.choose(2) == 2
+        choice.took(2, 0.0, 0.1)
+    assert choice.choose(2) == 0.0
 
 
 def test_it_changes_its_mind_when_the_machine_gets_busy_and_when_it_is_free_again() -> None:
     choice = ThreadChoice(2)
-    run(choice, 2, {1: 0.003, 2: 0.002}, 50)
-    assert run(choice, 2, {1: 0.004, 2: 0.030}, 50)[-16:].count(2) <= 1
-    assert run(choice, 2, {1: 0.003, 2: 0.002}, RARE_TRIAL_EVERY + 16)[-16:].count(1) <= 1
+    run(choice, 2, QUIET, 50)
+    assert run(choice, 2, BUSY, 50)[-16:].count(1.0) >= 14
+    assert run(choice, 2, QUIET, RARE_TRIALS * ROUND + 16)[-16:].count(0.0) >= 15
 
 
 def test_steps_of_other_sizes_are_judged_by_themselves() -> None:
     choice = ThreadChoice(2)
-    run(choice, 1, {1: 0.001, 2: 0.002}, 10)
-    assert choice.choose(8) == 2
+    run(choice, 1, BUSY, FIRST_STEPS + 4)
+    assert run(choice, 8, QUIET, FIRST_STEPS + 4)[-1] == 0.0
 
 
 def test_large_steps_always_get_all_cores() -> None:
-    assert set(run(ThreadChoice(2), MANY_ROWS, {1: 0.001, 2: 0.5}, 10)) == {2}
+    assert set(run(ThreadChoice(2), MANY_ROWS, BUSY, 10)) == {0.0}
 
 
 def test_one_core_leaves_no_choice() -> None:
-    assert run(ThreadChoice(1), 1, {1: 0.001}, 3) == [1, 1, 1]
+    assert run(ThreadChoice(1), 1, QUIET, 3) == [1.0, 1.0, 1.0]
 
 
 COUNT = """
