@@ -18,7 +18,7 @@ from busllm.engine.openmp import calm_openmp
 BATCHES = (1, 8, 32, 64)
 CHUNKS = (64, 256)
 PAGE_TOKENS = 16
-ROUNDS = 15
+ROUNDS, TRIALS = 25, 10  # steps that are timed; before them, those in which a decoder tries how many cores to use
 
 
 def main() -> None:
@@ -100,7 +100,7 @@ class Steps:
         self._batch = batch = make_batch(StepPlan(0, plan_rows, sum(count == 1 for *_, count in rows)), self._tables)
         last = torch.from_numpy(batch.cu_seqlens[1:].astype("int64") - 1)
         layers, heads = [], []
-        for _ in range(ROUNDS):
+        for _ in range(TRIALS + ROUNDS):
             ids = torch.from_numpy(self._source.integers(0, self._decoder.config.vocab_size, batch.num_tokens))
             begun = time.perf_counter()
             self._attention.prepare(batch)
@@ -110,7 +110,7 @@ class Steps:
             self._decoder.logits(states[last])
             layers.append(between - begun)
             heads.append(time.perf_counter() - between)
-        return 1e3 * statistics.median(layers[2:]), 1e3 * statistics.median(heads[2:])
+        return 1e3 * statistics.median(layers[TRIALS:]), 1e3 * statistics.median(heads[TRIALS:])
 
     def print_parts(self) -> None:
         """Each part of the last step, for all layers; calls from Python add some microseconds to each."""

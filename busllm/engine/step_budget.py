@@ -19,9 +19,8 @@ FIRST_TOKENS = 256  # before anything was measured
 LEAST_TOKENS = 64
 _UNIT = 16
 _DECODE_TOKENS = 2  # prompt tokens that take as long as one decode row, which reads its keys and values alone
-_LEAST_PROMPT_SHARE = (
-    3  # times what the decode rows of a step take: else each token of a crowd would delay its newcomers
-)
+# Prompts get at least so many times what a step's decode rows take: else each token of a crowd would delay newcomers.
+_LEAST_PROMPT_SHARE = 7
 _RECENT = 5  # steps of which the second slowest counts: most take less than the limit, one late one changes little
 
 
@@ -34,7 +33,7 @@ def automatic_step_tokens(runner: Runner, max_running: int) -> tuple[int, float 
 
 class StepBudget:
     """Prompt tokens of the next step: the rest of `step_tokens`, or with `step_limit_s` as many as lately fitted into
-    it beside the decode rows. Where many sequences decode, prompts get three quarters of a step's time all the same,
+    it beside the decode rows. Where many sequences decode, prompts get seven eighths of a step's time all the same,
     and the step takes longer than the limit.
 
     Args:

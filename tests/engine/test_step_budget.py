@@ -42,10 +42,10 @@ def test_decode_rows_take_their_time_out_of_a_step() -> None:
     assert measured.prompt_tokens(8) == 176  # 192 less 8 rows, which count twice
 
 
-def test_prompts_get_three_quarters_of_a_step_however_many_rows_decode() -> None:
+def test_prompts_get_seven_eighths_of_a_step_however_many_rows_decode() -> None:
     measured = budget(max_running=128)
     run(measured, 0.0005)
-    assert [measured.prompt_tokens(rows) for rows in (24, 32, 64, 128)] == [144, 192, 384, 768]
+    assert [measured.prompt_tokens(rows) for rows in (8, 16, 32, 64, 128)] == [176, 224, 448, 896, 896]
 
 
 def test_decode_rows_say_how_fast_steps_are_too() -> None:
