@@ -36,7 +36,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         quantization: of the weights: "auto" (the file's own), "none" (bfloat16 in the compiled pass), "int8" or "int4".
         kv_tokens: size of the KV cache; rounded up to whole pages.
         page_tokens: tokens per page.
-        step_tokens: most tokens computed in one step; "auto" = on CPU as many as take 0.1 s, on CUDA 2048.
+        step_tokens: most tokens computed in one step; "auto" = on CPU as many as take 0.1 s (more where many
+            sequences decode), on CUDA 2048.
         max_running: sequences computed at the same time; half of what the server takes by default, since a call waits
             for its slowest prompt.
         max_context_tokens: prompt and output together; None = what the model can.
