@@ -66,8 +66,9 @@ class SlotPages:
             EngineError: a slot has fewer pages than its tokens need.
         """
         num_pages = -(-num_tokens // self.page_tokens)
-        short = np.flatnonzero(num_pages > self._num_assigned[slots])
-        if short.size:
+        is_short = num_pages > self._num_assigned[slots]
+        if is_short.any():
+            short = np.flatnonzero(is_short)
             slot = int(slots[short[0]])
             raise EngineError(
                 f"slot {slot} needs pages for {int(num_tokens[short[0]])} tokens of {self.page_tokens} each, "
@@ -133,18 +134,19 @@ def make_batch(plan: StepPlan, tables: SlotPages) -> RaggedBatch:
         EngineError: a row has no tokens, or too few pages.
     """
     _check_rows(plan)
-    slots = np.array([row.slot for row in plan.rows], dtype=np.int64)
-    starts = np.array([row.start for row in plan.rows], dtype=np.int64)
-    lengths = np.array([row.num_tokens for row in plan.rows], dtype=np.int64)
+    columns = np.array([(row.slot, row.start, row.num_tokens) for row in plan.rows], dtype=np.int64)
+    slots, starts, lengths = np.ascontiguousarray(columns.T)
     ends = starts + lengths
-    positions = np.repeat(starts, lengths) + _count_within(lengths)
+    # Of decode rows alone, each token is a row of its own.
+    is_decode = plan.num_decode_rows == len(plan.rows)
+    positions = starts if is_decode else np.repeat(starts, lengths) + _count_within(lengths)
     indices, num_pages = tables.rows(slots, ends)
     return RaggedBatch(
         num_decode_rows=plan.num_decode_rows,
         slots=slots,
         cu_seqlens=_from_zero(lengths),
         positions=positions,
-        cache_slots=tables.cache_slots(np.repeat(slots, lengths), positions),
+        cache_slots=tables.cache_slots(slots if is_decode else np.repeat(slots, lengths), positions),
         kv_lengths=ends.astype(np.int32),
         indptr=_from_zero(num_pages),
         indices=indices,
@@ -155,8 +157,8 @@ def make_batch(plan: StepPlan, tables: SlotPages) -> RaggedBatch:
 
 def input_tokens(rows: tuple[PlanRow, ...]) -> Int64s:
     """Input tokens of all rows, int64 (num_tokens,); 0 stands where a row's token comes from a step."""
-    parts = [np.frombuffer(_UNKNOWN if row.token_ids is None else row.token_ids, dtype="<i4") for row in rows]
-    return np.concatenate(parts).astype(np.int64)
+    packed = b"".join([_UNKNOWN if row.token_ids is None else row.token_ids for row in rows])
+    return np.frombuffer(packed, dtype="<i4").astype(np.int64)
 
 
 _UNKNOWN = b"\0\0\0\0"

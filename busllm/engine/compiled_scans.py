@@ -38,6 +38,12 @@ class CompiledScans:
     def most_likely(self, logits: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(_find(logits)[0])
 
+    def pick(self, logits: torch.Tensor, impossible: float) -> tuple[torch.Tensor, torch.Tensor]:
+        token_ids, are_numbers = _find(logits)
+        if are_numbers.all():
+            return torch.from_numpy(token_ids), torch.from_numpy(are_numbers)
+        return TorchScans().pick(logits, impossible)
+
     def draw(self, logits: torch.Tensor, settings: DrawSettings) -> torch.Tensor:
         num_rows, vocab_size = logits.shape
         columns = (
@@ -55,6 +61,7 @@ class CompiledScans:
 
 def _find(logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """The most likely token of each row (int64), and whether all of its logits are numbers (bool)."""
-    token_ids, are_numbers = np.empty(len(logits), np.int64), np.empty(len(logits), np.bool_)
+    num_rows = logits.shape[0]
+    token_ids, are_numbers = np.empty(num_rows, np.int64), np.empty(num_rows, np.bool_)
     find_largest(logits.contiguous().numpy(), token_ids, are_numbers, numba.get_num_threads())
     return token_ids, are_numbers

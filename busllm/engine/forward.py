@@ -58,21 +58,16 @@ class Forward:
 
     def _inputs(self, rows: tuple[PlanRow, ...], batch: RaggedBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Token ids, positions and places in the cache: int64 (num_tokens,) each, on the device."""
-        named = np.array([index for index, row in enumerate(rows) if row.from_step is not None], dtype=np.int64)
+        device, given = self.slots.shape.device, (input_tokens(rows), batch.positions, batch.cache_slots)
+        named = [index for index, row in enumerate(rows) if row.from_step is not None]
+        if not named:
+            token_ids, positions, cache_slots = to_device_together(given, device)
+            return token_ids, positions, cache_slots
         where = batch.cu_seqlens[named].astype(np.int64)  # a row that names its input has no other
         token_ids, positions, cache_slots, to, slots, starts = to_device_together(
-            (
-                input_tokens(rows),
-                batch.positions,
-                batch.cache_slots,
-                where,
-                batch.slots[named],
-                batch.positions[where],
-            ),
-            self.slots.shape.device,
+            (*given, where, batch.slots[named], batch.positions[where]), device
         )
-        if len(named):
-            token_ids[to] = self.slots.tokens[slots, starts]
+        token_ids[to] = self.slots.tokens[slots, starts]
         return token_ids, positions, cache_slots
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import queue
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from busllm.engine.cores import unbind_thread
 from busllm.engine.live_sequence import LiveSequence
 from busllm.engine.sequence import SequenceRequest
 from busllm.errors import BusllmError, InvalidRequest
@@ -59,7 +60,7 @@ class GrammarWait:
         if seq.grammar is not None:
             return
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
+            self._thread = ThreadPoolExecutor(1, "grammar", initializer=unbind_thread)
         future = self._waiting[seq] = self._thread.submit(self._compiler.compiled, grammar)
         future.add_done_callback(lambda _: self._done.put(seq))
 

@@ -53,6 +53,8 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
         quantization: of the weights; "auto" = the file's own. "none" (bfloat16), "int8" and "int4" ask for the compiled
             pass; of these "none" is taken by torch too, which expands the weights to `dtype`.
         page_tokens: tokens per KV page that the engine will have; None = its default. Not all fit every forward pass.
+        binds_threads: gives each thread of the compiled pass a core of its own where it can (`engine/cores.py`). For a
+            server's thread that loads and computes; in a program of somebody else it would bind theirs.
     """
 
     device: str = AUTO
@@ -60,6 +62,7 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention: str = AUTO
     quantization: Quantization = "auto"
     page_tokens: int | None = None
+    binds_threads: bool = False
 
 
 def load_runner(
@@ -90,7 +93,7 @@ def load_runner(
     device = choose_device(config.device)
     foreseen = foresee(files, _wish(files, config, device, group))
     if foreseen.shape is not None and foreseen.forward is ForwardPass.COMPILED:
-        runner = _compiled_runner(files, foreseen.shape, config.quantization, grammars, progress)
+        runner = _compiled_runner(files, foreseen.shape, config, grammars, progress)
     else:
         runner = _torch_runner(files, foreseen, config, device, group, grammars)
         if group is None:  # ranks are not connected yet
@@ -146,7 +149,7 @@ def prepare_model(files: ModelFiles) -> bool:
     wish = _wish(files, LoadConfig(), choose_device(AUTO), None)
     if shape is None or choose_forward(wish, shape) is ForwardPass.TORCH:
         return False
-    _compiled_runner(files, shape, "auto", None, None).close()
+    _compiled_runner(files, shape, LoadConfig(), None, None).close()
     return True
 
 
@@ -162,7 +165,7 @@ def _own_decoder(
 def _compiled_runner(
     files: ModelFiles,
     shape: ModelConfig,
-    quantization: Quantization,
+    config: LoadConfig,
     grammars: GrammarCompiler | None,
     progress: Progress | None,
 ) -> ModelRunner:
@@ -181,7 +184,7 @@ def _compiled_runner(
         return TensorAccount(dict(iter_tensors(files)))
 
     checkpoint = Checkpoint(account, files.weights[0], lambda: describe(files).fingerprint)
-    decoder = load_decoder(shape, checkpoint, quantization)
+    decoder = load_decoder(shape, checkpoint, config.quantization, binds_threads=config.binds_threads)
     dtype = torch.bfloat16  # of the cache
     info = _model_info(files, shape, dtype, f"cpu ({decoder.label})", decoder.number_format)
     return ModelRunner(

@@ -256,7 +256,9 @@ class ModelRunner:
     ) -> Sampled:
         rows = np.array([index for index, _ in sampling])
         slots, positions = batch.slots[rows], batch.kv_lengths[rows].astype(np.int64)  # the new token follows its row
-        last_hidden = states[self._to_device(batch.cu_seqlens[rows + 1].astype(np.int64) - 1)]
+        last_hidden = states  # where each token is a row of its own that samples
+        if batch.num_tokens > len(sampling):
+            last_hidden = states[self._to_device(batch.cu_seqlens[rows + 1].astype(np.int64) - 1)]
         logits = self._decoder.logits(last_hidden)
         scans = self._decoder.row_scans
         sampled = sample_together(logits, slots, positions, memory.slots, masks, self._group, scans)

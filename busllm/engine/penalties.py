@@ -33,6 +33,8 @@ def edit_logits(
         positions: (num_rows,), of the token to be chosen; `states` has all tokens below.
         states: of the slots.
     """
+    if not states.has_edits[slots].any():
+        return
     penalised = np.flatnonzero(states.has_penalty[slots])
     if penalised.size:
         _penalise(logits, penalised, slots[penalised], positions[penalised], states)

@@ -29,6 +29,10 @@ class RowScans(Protocol):
         """The token with the largest logit, the first of equals: int64 (num_rows,)."""
         ...
 
+    def pick(self, logits: torch.Tensor, impossible: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """For rows that nobody edits: what `most_likely` gives after `make_finite`, and what that gives."""
+        ...
+
     def draw(self, logits: torch.Tensor, settings: DrawSettings) -> torch.Tensor:
         """One token per row, as `draw.py` defines it: int64 (num_rows,)."""
         ...
@@ -44,6 +48,10 @@ class TorchScans:
 
     def most_likely(self, logits: torch.Tensor) -> torch.Tensor:
         return logits.argmax(dim=-1)  # the first of equals
+
+    def pick(self, logits: torch.Tensor, impossible: float) -> tuple[torch.Tensor, torch.Tensor]:
+        is_finite = self.make_finite(logits, impossible)
+        return self.most_likely(logits), is_finite
 
     def draw(self, logits: torch.Tensor, settings: DrawSettings) -> torch.Tensor:
         return draw(logits, settings)

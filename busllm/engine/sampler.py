@@ -83,10 +83,13 @@ def sample(
         scans: looks through whole rows; None = by torch.
     """
     scans = scans or TorchScans()
-    # What is not finite ends its own sequence, once the host hears of it; until then it must not stop the others.
-    is_finite = scans.make_finite(logits, IMPOSSIBLE)
     asked = [states.params(slot).logprobs for slot in slots.tolist()]
     logprob_rows = tuple(row for row, num_top in enumerate(asked) if num_top is not None)
+    if not logprob_rows and states.are_plain(slots):
+        token_ids, is_finite = scans.pick(logits, IMPOSSIBLE)
+        return Sampled(token_ids, (), None, {}, is_finite)
+    # What is not finite ends its own sequence, once the host hears of it; until then it must not stop the others.
+    is_finite = scans.make_finite(logits, IMPOSSIBLE)
     with_logprobs = to_device(np.array(logprob_rows, dtype=np.int64), logits.device)
     raw = logits[with_logprobs] if logprob_rows else None  # a copy, before the edits
     edit_logits(logits, slots, positions, states)

@@ -81,8 +81,10 @@ class SeenTokens:
             slots: (num_rows,), each once.
             token_ids: int64 (num_rows,), on the device.
         """
+        if self._tables is None:
+            return
         rows = np.flatnonzero(self._num_known[slots])
-        if not rows.size or self._tables is None:
+        if not rows.size:
             return
         own, tables = slots[rows], self._tables
         where, new = to_device(own, self._device), token_ids[to_device(rows, self._device)]

@@ -69,6 +69,7 @@ class SlotStates:
         num_prompt_tokens: int64.
         min_tokens: int64, generated tokens before an end is possible.
         has_penalty: bool, whether `seen` counts the slot's tokens.
+        has_edits: bool, whether its logits may be edited: penalties, biases, `min_tokens`.
         biases: per slot.
         ending_tokens: per slot, int64 (num_ending,): the tokens that end its sequence; impossible before `min_tokens`.
         grammars: where each slot is in its grammar.
@@ -91,6 +92,7 @@ class SlotStates:
         self.num_prompt_tokens = np.zeros(size, dtype=np.int64)
         self.min_tokens = np.zeros(size, dtype=np.int64)
         self.has_penalty = np.zeros(size, dtype=np.bool_)
+        self.has_edits = np.zeros(size, dtype=np.bool_)
         self.tokens = torch.zeros((size, shape.max_context_tokens), dtype=torch.int64, device=shape.device)
         self.biases = [_UNBIASED] * size
         self.ending_tokens = [_NO_TOKENS] * size
@@ -122,6 +124,7 @@ class SlotStates:
         self.has_penalty[slot] = (
             params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
         )
+        self.has_edits[slot] = self.has_penalty[slot] or bool(params.logit_bias) or params.min_tokens > 0
         self.biases[slot] = _biases(params)
         self.ending_tokens[slot] = np.array(self.shape.eos_token_ids + params.stop_token_ids, dtype=np.int64)
         if self.has_penalty[slot]:
@@ -136,10 +139,12 @@ class SlotStates:
             slots, positions: (num_rows,), whose, and where it stands.
             token_ids: int64 (num_rows,), on the device.
         """
-        device = self.shape.device
-        kept = np.flatnonzero(positions < self.shape.max_context_tokens)  # a full context needs no next input
-        where = to_device(slots[kept], device), to_device(positions[kept], device)
-        self.tokens[where] = token_ids[to_device(kept, device)]
+        device, new, whose, where = self.shape.device, token_ids, slots, positions
+        is_kept = positions < self.shape.max_context_tokens  # a full context needs no next input
+        if not is_kept.all():
+            kept = np.flatnonzero(is_kept)
+            new, whose, where = token_ids[to_device(kept, device)], slots[kept], positions[kept]
+        self.tokens[to_device(whose, device), to_device(where, device)] = new
         self.seen.append(slots, token_ids)
 
     def close(self, slot: int) -> None:
@@ -152,6 +157,12 @@ class SlotStates:
         self._params[slot] = None
         self.seen.close(slot)
         self.grammars.close(slot)
+
+    def are_plain(self, slots: npt.NDArray[np.int64]) -> bool:
+        """Whether all of these take the most likely token as it is: no temperature, edits or grammar."""
+        if self.has_edits[slots].any() or self.temperature[slots].any():
+            return False
+        return not any(self.grammars.of(slot) for slot in slots.tolist())
 
     def params(self, slot: int) -> SamplingParams:
         """The settings of the sequence that holds a slot.

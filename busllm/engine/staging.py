@@ -40,8 +40,10 @@ def to_device_together(arrays: Sequence[npt.NDArray[np.int64]], device: torch.de
         device: where to.
 
     Returns:
-        int64, one tensor per array; parts of one.
+        int64, one tensor per array; parts of one, or on CPU with the memory of the arrays.
     """
+    if device.type == "cpu":
+        return tuple(to_device(array, device) for array in arrays)
     joined = to_device(np.concatenate(arrays), device)
     return torch.split(joined, [len(array) for array in arrays])
 

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from busllm.engine.cores import unbind_thread
 from busllm.engine.slot_grammars import GrammarState, Mask
 from busllm.engine.slot_states import SlotStates
 from busllm.errors import EngineError
@@ -78,7 +79,7 @@ class StepMasks:
         if not self._in_thread:
             return lambda: self._make(states, expected)
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="masks")
+            self._thread = ThreadPoolExecutor(1, "masks", initializer=unbind_thread)
         return self._thread.submit(self._make, states, expected).result
 
     def chose(self, slots: Sequence[int], token_ids: torch.Tensor, mark: Mark) -> None:

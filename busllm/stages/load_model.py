@@ -62,6 +62,7 @@ def model_runner(
         attention=scheduler.attention,
         quantization=model.quantization,
         page_tokens=None if scheduler.page_tokens == "auto" else scheduler.page_tokens,
+        binds_threads=group is None,
     )
     return load_runner(files, config, group, grammars, progress)
 

@@ -31,6 +31,7 @@ from busllm.actors.settings import ActorSettings
 from busllm.actors.supervisor import ActorPlan, Supervisor
 from busllm.bus.protocol import Bus
 from busllm.errors import BusllmError, ConfigError, MissingPackage, ModelError, Superseded
+from busllm.precedence import give_way
 from busllm.stages.build import StageBuilder
 from busllm.stages.frontend.stage import FrontendStage
 from busllm.telemetry.logging import configure_logging, get_logger
@@ -151,6 +152,7 @@ def run_stages(
         The exit status.
     """
     configure_logging(os.environ.get("BUSLLM_LOG_LEVEL", "info"))
+    give_way()
     log = get_logger("busllm.process", stages=[str(stage) for stage in stages])
     status = EXIT_OK
     try:

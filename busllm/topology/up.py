@@ -25,6 +25,7 @@ from busllm.bus.protocol import Bus
 from busllm.bus.subjects import Subjects
 from busllm.errors import BusPermissionDenied, ConfigError
 from busllm.messages.control import Announcement
+from busllm.precedence import give_way
 from busllm.telemetry.logging import get_logger
 from busllm.topology.bus_keeper import keep_bus_server
 from busllm.topology.child import ChildCommand, stage_command
@@ -91,6 +92,7 @@ def run_up(options: UpOptions, prepare: Callable[[], None]) -> int:
     files = StateFiles(topology.cluster, options.host)
     with files.locked(), listening(topology, processes) as listeners:
         prepare()
+        give_way()  # the bus server and the stages inherit it
         text = options.topology_text
         topology_file = None if text is None else str(files.keep_topology(text))
         run = _HostRun(options, processes, files, listeners, topology_file)

@@ -2,10 +2,10 @@
 
 Owns: the order of the work on one piece, and the softmax.
 Does not know: the model around it; the innermost loops are in `page_products.py`, the pieces are cut by
-`cpu_attention.py`.
+`pieces.py`.
 Next on the path: `step.py`.
 
-A piece is up to `MOST_ROWS` query rows of one sequence and one KV head: the query heads that share it, of consecutive
+A piece (`pieces.py`) is some query rows of one sequence and one KV head: the query heads that share it, of consecutive
 tokens. Its keys are read in runs of 64 positions, counted from the sequence's first, with a running maximum and sum
 (the online softmax of arXiv:2205.14135). A run that a query does not see changes nothing in its sums, to the bit. So a
 query has the same bits in a prompt chunk and in a decode step, alone and beside others.
@@ -24,7 +24,6 @@ from busllm.engine.cpu.runs import BLOCKS_PER_RUN, RUN, find_pages, find_run, fi
 from busllm.engine.cpu.shapes import VECTOR
 from busllm.engine.cpu.vectors import INSTRUCTIONS
 
-MOST_ROWS = 24  # query rows of a piece: their scores, sums and a run of keys and values fit the first-level cache
 _float = np.float32
 _LOWEST = np.float32(-1e30)
 
@@ -167,7 +166,7 @@ def _attend_in(scratch, states, item, place, queries, found, ahead, heads, out):
             lanes.copy(to, sums + row * width * 4, dim * 4)
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")  # a sum of zero gives NaN in its own row; an error would stop the others
 def _attend_piece(piece, found, ahead, dim, width, states):
     """The sums of a piece.
 

@@ -16,8 +16,9 @@ import torch
 
 from busllm.engine.attention.protocol import AttentionConfig
 from busllm.engine.batch import RaggedBatch
-from busllm.engine.cpu.attention import MOST_ROWS, attend
+from busllm.engine.cpu.attention import attend
 from busllm.engine.cpu.pack import aligned_zeros
+from busllm.engine.cpu.pieces import cut
 from busllm.engine.cpu.runs import BLOCK
 from busllm.engine.cpu.shapes import VECTOR, Batch, Cache, Heads, padded
 from busllm.engine.cpu.threads import num_threads
@@ -137,41 +138,9 @@ class CpuAttention:
 
 
 def cut_pieces(batch: RaggedBatch, heads: Heads) -> Int64s:
-    """Cuts a step's attention into pieces of at most `MOST_ROWS` query rows.
-
-    Returns:
-        `Batch.items`, dealt so that equal shares of consecutive pieces are about equally much work.
-    """
-    shared = heads.num_heads // heads.num_kv_heads
-    heads_each = min(shared, MOST_ROWS)
-    tokens_each = MOST_ROWS // heads_each
-    rows = np.arange(batch.num_rows, dtype=np.int64)
-    lengths = np.diff(batch.cu_seqlens).astype(np.int64)
-    per_row = -(-lengths // tokens_each)
-    row = np.repeat(rows, per_row)
-    within = np.arange(len(row)) - np.repeat(np.cumsum(per_row) - per_row, per_row)
-    first = within * tokens_each
-    count = np.minimum(tokens_each, lengths[row] - first)
-    starts = np.arange(0, shared, heads_each)
-    num_split = len(starts)
-    # Every run of tokens, once for each KV head and each part of the query heads that share it.
-    kv_head = np.repeat(np.arange(heads.num_kv_heads), num_split)
-    first_head = kv_head * shared + np.tile(starts, heads.num_kv_heads)
-    num_heads = np.tile(np.minimum(heads_each, shared - starts), heads.num_kv_heads)
-    times = len(kv_head)
-    columns = (
-        np.repeat(row, times),
-        np.tile(kv_head, len(row)),
-        np.tile(first_head, len(row)),
-        np.tile(num_heads, len(row)),
-        np.repeat(batch.cu_seqlens[row] + first, times),
-        np.repeat(count, times),
-    )
-    items: Int64s = np.ascontiguousarray(np.stack(columns, axis=1).astype(np.int64))
-    work = items[:, 3] * items[:, 5] * (batch.positions[items[:, 4]] + items[:, 5])
-    order = np.argsort(-work, kind="stable")
-    dealt: Int64s = items[np.concatenate([order[thread :: heads.num_threads] for thread in range(heads.num_threads)])]
-    return dealt
+    """`Batch.items` of a step, dealt so that equal shares of consecutive pieces are about equally much work."""
+    items: Int64s = cut(batch.cu_seqlens, batch.positions, heads.num_heads, heads.num_kv_heads, heads.num_threads)
+    return items
 
 
 def _bits(states: torch.Tensor) -> npt.NDArray[Any]:

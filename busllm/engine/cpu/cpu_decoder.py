@@ -16,6 +16,7 @@ import torch
 from busllm.engine.attention.protocol import Attention
 from busllm.engine.batch import Int64s
 from busllm.engine.compiled_scans import CompiledScans
+from busllm.engine.cores import BoundThreads
 from busllm.engine.cpu.cpu_attention import UNLIMITED, CpuAttention
 from busllm.engine.cpu.packed_model import EMBEDDING, HEAD, ROUTERS, PackedModel, matrix_name
 from busllm.engine.cpu.shapes import VECTOR, Array, Field, Format, Model, Part, Sizes
@@ -39,10 +40,14 @@ class CpuDecoder:
         config: the model's shape.
         packed: its weights.
         keeps_peaks: records the largest inputs of linears, which takes time.
+
+    Attributes:
+        bound_threads: the claim of this host's cores, if the threads were bound.
     """
 
     def __init__(self, config: ModelConfig, packed: PackedModel, *, keeps_peaks: bool = False) -> None:
         self.config = config
+        self.bound_threads: BoundThreads | None = None
         self._packed = packed  # holds the memory that the records below point to
         self._rope = Rope(config.rope, torch.device("cpu"))
         self._sizes = Sizes(
@@ -110,12 +115,12 @@ class CpuDecoder:
         """
         if not isinstance(attention, CpuAttention):
             raise EngineError(f"the compiled forward pass cannot use {type(attention).__name__}")
-        ids = token_ids.numpy()
+        ids, places = token_ids.numpy(), positions.numpy()
         if ids.min() < 0 or ids.max() >= self.config.vocab_size:
             raise EngineError(f"token ids {ids.min()} … {ids.max()} are not below {self.config.vocab_size}")
         num_tokens = len(ids)
-        self._reserve(num_tokens, int(positions.max()) + 1)
-        batch = attention.batch._replace(token_ids=ids, positions=positions.numpy(), cache_slots=cache_slots.numpy())
+        self._reserve(num_tokens, int(places.max()) + 1)
+        batch = attention.batch._replace(token_ids=ids, positions=places, cache_slots=cache_slots.numpy())
         share = self._threads.choose(num_tokens)
         self._num_threads = 1 if share == 1 else num_threads()
         num_layers, heads, cache = self.config.num_layers, attention.heads, attention.cache.arrays
@@ -131,11 +136,12 @@ class CpuDecoder:
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """(num_rows, hidden_size) → float32 (num_rows, vocab_size), overwritten by the next call."""
-        rows = len(states)
+        rows = states.shape[0]
         self._reserve(rows, 0)
         if len(self._logits) < rows:
             self._logits = np.empty((rows, self._logits.shape[1]), dtype=np.float32)
         self._space.states[:rows, : self.config.hidden_size] = states.numpy()
+        self._space.states[:rows, self.config.hidden_size :] = 0  # the padding may be that of a row that is not finite
         numba.set_num_threads(self._num_threads)
         logits(self._model, self._sizes, self._space, rows, self._logits)
         return torch.from_numpy(self._logits[:rows, : self.config.vocab_size])

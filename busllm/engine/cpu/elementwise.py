@@ -19,6 +19,7 @@ _float = np.float32
 _VECTOR_BYTES = VECTOR * 4
 _GROUP_BYTES = GROUP * 4
 _STEPS = np.float32(255.0)
+_LEAST_RANGE = np.float32(1e-36)  # the inverse of a smaller one would be infinite: such numbers count as zeros
 
 
 @njit(nogil=True)
@@ -28,7 +29,7 @@ def add_row(states, branch, width):
         lanes.store(states + place, lanes.add(lanes.load(states + place), lanes.load(branch + place)))
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")  # zeros over zero are NaN in their own row; an error would stop the others
 def normalise_row(states, weights, out, size, epsilon):
     """out = states / sqrt(mean(states²) + epsilon) * weights: root mean square norm (arXiv:1910.07467).
 
@@ -55,24 +56,26 @@ def quantise_row(source, num_groups, out, scales, lows, sums):
         source: address of float32.
         num_groups: groups of the row.
         out: address of uint8 (32 * num_groups,).
-        scales, lows, sums: float32 (num_groups,): number = scale * integer + low; the sum of these numbers.
+        scales, lows, sums: float32 (num_groups,): number = scale * integer + low; the sum of these numbers. A group
+            with NaN has the scale NaN.
     """
     for group in range(num_groups):
         first, second = lanes.load(source + group * _GROUP_BYTES), lanes.load(source + group * _GROUP_BYTES + 64)
         most = max(lanes.largest(lanes.larger(first, second)), _float(0.0))
         least = min(lanes.smallest(lanes.smaller(first, second)), _float(0.0))
-        inverse = _STEPS / (most - least) if most > least else _float(0.0)
+        inverse = _STEPS / (most - least) if most - least > _LEAST_RANGE else _float(0.0)
         zero = np.rint(-least * inverse)  # the integer that stands for zero
         by, up = lanes.splat(inverse), lanes.splat(zero)
         low, high = lanes.splat(_float(0.0)), lanes.splat(_STEPS)
-        x = lanes.smaller(lanes.larger(lanes.multiply_add(first, by, up), low), high)
-        y = lanes.smaller(lanes.larger(lanes.multiply_add(second, by, up), low), high)
+        x = lanes.smaller(high, lanes.larger(low, lanes.multiply_add(first, by, up)))  # in this order NaN comes through
+        y = lanes.smaller(high, lanes.larger(low, lanes.multiply_add(second, by, up)))
         to = out + group * GROUP
-        x, y = lanes.store_uint8(to, x), lanes.store_uint8(to + VECTOR, y)
-        scale = (most - least) / _STEPS
-        scales[group] = scale
+        p, q = lanes.store_uint8(to, x), lanes.store_uint8(to + VECTOR, y)
+        total = lanes.total(lanes.add(lanes.multiply_add(x, low, p), lanes.multiply_add(y, low, q)))
+        scale = (most - least) / _STEPS if most - least > _LEAST_RANGE else _float(0.0)
+        scales[group] = scale + (total - total)  # one number that is none makes the row's results such
         lows[group] = -scale * zero
-        sums[group] = scale * (lanes.total(lanes.add(x, y)) - _float(GROUP) * zero)
+        sums[group] = scale * (total - _float(GROUP) * zero)
 
 
 @njit(nogil=True)
@@ -95,7 +98,7 @@ def gate_row(gated, width):
         lanes.store(gated + place, lanes.multiply(lanes.multiply(gate, lanes.sigmoid(gate)), up))
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def normalise_head(head, weights, epsilon):
     """The same norm over one head, in place; float32 arrays (head_dim,) of any length.
 

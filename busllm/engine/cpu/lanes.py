@@ -75,12 +75,6 @@ def multiply(b, x, y):
     return b.fmul(x, y)
 
 
-@from_llvm(float32x16, float32x16, float32x16)
-def divide(b, x, y):
-    """x / y."""
-    return b.fdiv(x, y)
-
-
 @from_llvm(float32x16, float32x16, float32x16, float32x16)
 def multiply_add(b, x, y, z):
     """x * y + z, rounded once."""
@@ -97,12 +91,6 @@ def larger(b, x, y):
 def smaller(b, x, y):
     """The smaller of each pair of numbers."""
     return b.select(b.fcmp_ordered("<", x, y), x, y)
-
-
-@from_llvm(float32x16, float32x16)
-def magnitude(b, x):
-    """|x|."""
-    return v.call(b, "llvm.fabs.v16f32", v.FLOATS, x)
 
 
 @from_llvm(float32x16, float32x16)

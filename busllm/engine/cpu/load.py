@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from busllm.engine.cores import bind_threads
 from busllm.engine.cpu import packed_file
 from busllm.engine.cpu.cpu_decoder import CpuDecoder
 from busllm.engine.cpu.one_sequence import logits_of
 from busllm.engine.cpu.outliers import with_outliers
 from busllm.engine.cpu.packed_model import PackedModel, Packer, Quantization, TensorSource
+from busllm.engine.cpu.threads import num_threads, thread_ids
 from busllm.engine.models.config import ModelConfig
 from busllm.errors import ModelError
 from busllm.telemetry.logging import get_logger
@@ -51,13 +53,16 @@ class Checkpoint:
     fingerprint: Callable[[], str]
 
 
-def load_decoder(config: ModelConfig, checkpoint: Checkpoint, quantization: Quantization) -> CpuDecoder:
+def load_decoder(
+    config: ModelConfig, checkpoint: Checkpoint, quantization: Quantization, *, binds_threads: bool = False
+) -> CpuDecoder:
     """Makes a decoder whose first step is as fast as the others.
 
     Args:
         config: the model's shape.
         checkpoint: its weights.
         quantization: of the weights.
+        binds_threads: gives each thread a core of its own, if `bind_threads` can.
 
     Raises:
         ModelError: the tensors do not match the configuration, cannot be decoded, changed while they were read, or give
@@ -66,6 +71,8 @@ def load_decoder(config: ModelConfig, checkpoint: Checkpoint, quantization: Quan
     decoder = CpuDecoder(config, packed_weights(config, checkpoint, quantization))
     if not logits_of(decoder, [0]).isfinite().all():  # loads compiled code, or makes it
         raise ModelError("The model computes numbers that are not finite. A value of config.json may be wrong.")
+    if binds_threads:
+        decoder.bound_threads = bind_threads(thread_ids(num_threads()))
     return decoder
 
 

@@ -26,7 +26,7 @@ from busllm.engine.cpu.shapes import Format, padded
 from busllm.model_store.content_digest import path_digest
 from busllm.model_store.files import cache_root
 
-VERSION = 3  # of the layouts in this file and in `pack.py`
+VERSION = 4  # of the layouts in this file and in `pack.py`, and of the choice of outliers
 _DRAFT = ".draft-"
 _DEAD_DRAFT_S = 3600.0  # nobody writes for that long
 
@@ -100,7 +100,8 @@ def save(packed: PackedModel, path: Path) -> None:
 def load(path: Path) -> PackedModel | None:
     """Maps the file; None when there is none, or one of another version or cut short."""
     try:
-        mapped = np.memmap(path, dtype=np.uint8, mode="r")
+        # Not mode "r": numba compiles everything once more for arrays that cannot be written.
+        mapped = np.memmap(path, dtype=np.uint8, mode="c")
     except (OSError, ValueError):  # absent, or empty
         return None
     length = int.from_bytes(mapped[:8].tobytes(), "little")

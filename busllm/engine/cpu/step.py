@@ -51,8 +51,7 @@ def hidden_states(model, sizes, heads, batch, cache, space, mixture, first, end)
         _note_peaks(space, _NUM_PARTS * layer + _GATE_UP, space.normed, rows)
         if model.has_experts[layer]:
             _visit_experts(model.routers[layer], linears, sizes, space, mixture, rows)
-            num_visits = rows * mixture.chosen.shape[1]
-            _note_peaks(space, _NUM_PARTS * layer + _DOWN, mixture.visits.gated, num_visits)
+            _note_visits(space, _NUM_PARTS * layer + _DOWN, mixture, rows)
         else:
             multiply(linears[_GATE_UP], space, whole, space.gated)
             _gate(linears[_DOWN], sizes.gate_size, space, rows)
@@ -93,10 +92,23 @@ def _note_peaks(space, linear, inputs, rows):
     large states that no other has.)
     """
     if len(space.peaks):
-        peaks = space.peaks[linear]
         for row in range(1, rows):
-            for index in range(min(len(peaks), inputs.shape[1])):
-                peaks[index] = max(peaks[index], abs(inputs[row, index]))
+            _note_row(space.peaks[linear], inputs[row])
+
+
+@njit(nogil=True)
+def _note_visits(space, linear, mixture, rows):
+    """The same at experts, where a row's visits stand at its `places`."""
+    if len(space.peaks):
+        for row in range(1, rows):
+            for place in mixture.places[row]:
+                _note_row(space.peaks[linear], mixture.visits.gated[place])
+
+
+@njit(nogil=True)
+def _note_row(peaks, inputs):
+    for index in range(min(len(peaks), len(inputs))):
+        peaks[index] = max(peaks[index], abs(inputs[index]))
 
 
 # ---------------------------------------------------------------- norms

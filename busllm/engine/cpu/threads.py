@@ -18,7 +18,9 @@ from __future__ import annotations
 from collections import deque
 
 import numba
+import numpy as np
 import torch
+from numba import njit, prange, types
 
 SHARES = (0.0, 0.25, 0.5, 1.0)  # of the layers that one core does before the others join
 WORTH = (1.0, 1.05, 1.05, 1.2)  # what a share's time counts for: it must win by so much against all cores at once
@@ -32,6 +34,24 @@ RECENT = 5  # steps of which the fastest counts
 def num_threads() -> int:
     """What torch uses (`OMP_NUM_THREADS`, else every core), if numba has so many."""
     return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
+
+
+_gettid = types.ExternalFunction("gettid", types.int32())
+
+
+def thread_ids(num_threads: int) -> list[int]:
+    """The kernel's ids of the threads that share a parallel loop of this thread, itself among them."""
+    ids = np.zeros(num_threads, np.int64)
+    numba.set_num_threads(num_threads)
+    _write_ids(ids)
+    return sorted(set(ids.tolist()))
+
+
+@njit(nogil=True, cache=True, parallel=True)
+def _write_ids(ids):
+    """Each thread its own; with as many places as threads each has one."""
+    for index in prange(len(ids)):
+        ids[index] = _gettid()
 
 
 class ThreadChoice:

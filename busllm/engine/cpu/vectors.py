@@ -13,10 +13,14 @@ from collections.abc import Callable
 from typing import Any, assert_never
 
 import llvmlite.ir as ir
+import numba
 from numba.core import cgutils
 
 from busllm.engine.cpu.instructions import ByteDot, Instructions, detect_instructions
 from busllm.errors import EngineError
+
+if not numba.config.CACHE_DIR:
+    raise EngineError("prepare_kernels() comes first: else numba keeps kernels where changes go unseen")
 
 LANES = 16
 LARGEST_BFLOAT16 = 3.3895313892515355e38

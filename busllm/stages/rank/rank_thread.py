@@ -18,6 +18,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from busllm.errors import BusllmError, EngineError
+from busllm.precedence import stop_giving_way
 from busllm.stages.rank.build_part import RankPart
 
 Order = Callable[[RankPart], None]
@@ -83,6 +84,7 @@ class RankThread:
             anyio.from_thread.run_sync(function, token=self._token)
 
     def _run(self) -> None:
+        stop_giving_way()
         try:
             part = self.part = self._make_part()
             self._on_loop(self._loaded.set)

@@ -22,6 +22,7 @@ import msgspec
 from busllm.engine.engine import Engine
 from busllm.engine.sequence import EngineStatistics, SequenceRequest, StepOutput
 from busllm.errors import BusllmError, EngineError
+from busllm.precedence import stop_giving_way
 
 Command = Callable[[Engine], None]
 
@@ -192,6 +193,7 @@ class EngineThread:
             self._writer.send(b"\0")
 
     def _run(self) -> None:
+        stop_giving_way()
         try:
             engine = self._make_engine()
             self._statistics = engine.statistics()
