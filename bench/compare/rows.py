@@ -120,7 +120,7 @@ _STREAMED = (Figure.OUTPUT, Figure.TTFT_P50, Figure.TTFT_P99, *_BETWEEN_TEXTS, F
 _SHARED = (Figure.REQUESTS, Figure.TTFT_P50, Figure.TTFT_P99, *_BETWEEN_TEXTS, Figure.CPU)
 _PLAIN = Workload(input_words=100, output_tokens=128)
 _SAMPLED = msgspec.structs.replace(_PLAIN, temperature=0.8, top_p=0.95)
-_PREFIXED = Workload(requests=64, input_words=128, output_tokens=16, shared_words=1000)
+_PREFIXED = Workload(requests=64, input_words=100, output_tokens=16, shared_words=1000)
 
 
 def _clients(count: int, requests: int, *goals: Goal) -> Row:

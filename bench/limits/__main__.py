@@ -1,20 +1,26 @@
 """Measures what the cores can and how long steps take, and prints how near the steps come.
 
-    python -m bench.limits [--quantization auto] [--context 160] [--model NAME]
+    python -m bench.limits [--quantization auto] [--context 160] [--model NAME] [--beside comparison.json]
 
 A step cannot be faster than its bytes can be read by all cores together, nor than its products can be computed by each
-of them. Both bounds are of this machine in this minute: measure where nothing else runs.
+of them. Both bounds are of this machine in this minute: measure where nothing else runs. From the bounds of steps
+follow those of the rows of a comparison; a file of `make bench` puts what it measured beside them.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from bench.compare.machine import this_machine
+from bench.compare.results import load
+from bench.compare.rows import Figure
+from bench.compare.summary import lines_of
+from bench.limits.loads import LOADS
 from bench.limits.work import Product, Rows, Work, work_of
 from busllm.engine.openmp import calm_openmp
 
@@ -80,6 +86,27 @@ def table(peaks: Peaks, works: Mapping[str, Work], measured_s: Mapping[str, floa
         yield _line([name, *map(_number, cells), f"{measured_s[name] / max(bounds_s):.1f}"])
 
 
+def table_of_loads(best: Mapping[str, float], measured: Mapping[str, float]) -> Iterator[str]:
+    """The rows of the comparison, in tokens or requests per second."""
+    yield _line(["row", "per second", "at best", "measured", "at best / measured"])
+    yield "|---|---|---:|---:|---:|"
+    for key, value in best.items():
+        unit = "requests" if LOADS[key].figure is Figure.REQUESTS else "tokens"
+        found = measured.get(key)
+        cells = ["–", "–"] if found is None else [_number(found), f"{value / found:.1f}"]
+        yield _line([key, unit, _number(value), *cells])
+
+
+def measured_rows(path: Path, quantization: str) -> dict[str, float]:
+    """Medians of our server with that format."""
+    name = f"busllm-{quantization}"
+    return {
+        line.row.key: line.spreads[name].median
+        for line in lines_of(load(path))
+        if line.row.key in LOADS and line.figure is LOADS[line.row.key].figure and name in line.spreads
+    }
+
+
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
@@ -108,6 +135,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--quantization", default="auto", choices=["auto", "none", "int8", "int4"])
     parser.add_argument("--context", type=int, default=160, help="tokens of each decoding sequence")
+    parser.add_argument("--beside", type=Path, metavar="FILE", help="comparison.json of `make bench`, on this machine")
     arguments = parser.parse_args()
     calm_openmp()  # before torch is imported
     from bench.cpu_forward import Steps
@@ -132,6 +160,14 @@ def main() -> None:
         print("All cores together computed less than each alone: other programs are at work, or the cores share units.")
     print()
     print("\n".join(table(peaks, works, measured_s)))
+    print()
+
+    def bound_s(rows: Sequence[Rows]) -> float:
+        work = work_of(decoder.config, decoder._packed, rows)
+        return max(peaks.memory_s(work), peaks.arithmetic_s(work))
+
+    measured = {} if arguments.beside is None else measured_rows(arguments.beside, arguments.quantization)
+    print("\n".join(table_of_loads({key: row.at_best(bound_s) for key, row in LOADS.items()}, measured)))
 
 
 if __name__ == "__main__":

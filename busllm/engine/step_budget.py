@@ -21,6 +21,7 @@ _UNIT = 16
 _DECODE_TOKENS = 2  # prompt tokens that take as long as one decode row, which reads its keys and values alone
 # Prompts get at least so many times what a step's decode rows take: else each token of a crowd would delay newcomers.
 _LEAST_PROMPT_SHARE = 7
+_MOST_LIMITS = 4  # but for no longer than so many times the limit, however slow the machine is
 _RECENT = 5  # steps of which the second slowest counts: most take less than the limit, one late one changes little
 
 
@@ -34,7 +35,7 @@ def automatic_step_tokens(runner: Runner, max_running: int) -> tuple[int, float 
 class StepBudget:
     """Prompt tokens of the next step: the rest of `step_tokens`, or with `step_limit_s` as many as lately fitted into
     it beside the decode rows. Where many sequences decode, prompts get seven eighths of a step's time all the same,
-    and the step takes longer than the limit.
+    as far as `step_tokens` allows, and the step takes longer than the limit, up to four times.
 
     Args:
         config: sizes and limits.
@@ -52,7 +53,8 @@ class StepBudget:
         if self._limit_s is None:
             return rest
         beside = _DECODE_TOKENS * num_decode_rows
-        wanted = max(self._tokens - beside, _LEAST_PROMPT_SHARE * beside, _UNIT)
+        least = min(_LEAST_PROMPT_SHARE * beside, _MOST_LIMITS * self._tokens - beside)
+        wanted = max(self._tokens - beside, least, _UNIT)
         return min(wanted // _UNIT * _UNIT, rest)
 
     def took(self, num_decode_rows: int, num_prompt_tokens: int, duration_s: float) -> None:

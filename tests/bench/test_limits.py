@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from bench.limits.__main__ import Peaks, steps, table
+from bench.compare.results import save
+from bench.limits.__main__ import Peaks, measured_rows, steps, table, table_of_loads
+from bench.limits.loads import LOADS
 from bench.limits.work import Product, Rows, Work, work_of
 from busllm.engine.cpu.instructions import detect_instructions
 from busllm.engine.cpu.kernels import prepare_kernels
 from busllm.engine.cpu.packed_model import PackedModel, Packer, Quantization
 from busllm.engine.models.config import ModelConfig, read_config
 from busllm.model_store.weights import WeightTensor
+from tests.bench.made import made
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCABULARY = 2, 64, 96, 4, 2, 16, 128
 QKV, OUTPUT = (HEADS + 2 * KV_HEADS) * DIM * HIDDEN, HIDDEN * HEADS * DIM
@@ -150,3 +153,26 @@ def test_the_steps_are_those_of_the_page_in_their_order() -> None:
     lines = page.split("## How near the limits")[1].split("\n## ")[0].splitlines()
     found = [line.split("|")[1].strip() for line in lines if line.startswith("|")]
     assert [name for name in found if name in steps(160)] == list(steps(160))
+
+
+def test_a_row_of_the_comparison_is_its_steps() -> None:
+    """Seconds by hand: 1 for a step of decode rows, 2 for one with prompts."""
+
+    def bound_s(rows: list[Rows]) -> float:
+        return 2.0 if max(row.num_tokens for row in rows) > 1 else 1.0
+
+    assert LOADS["c1"].at_best(bound_s) == 128 / (2 + 127)
+    assert LOADS["c32"].at_best(bound_s) == 32 * 128 / (2 + 127)
+    assert LOADS["c64-spread"].at_best(bound_s) == 64 * 125 / (2 + 124)
+    assert LOADS["shared-cold"].at_best(bound_s) == 64 / (2 + 8 * 15)
+    assert LOADS["shared-warm"].at_best(bound_s) == 64 / (8 * 16)
+    assert [len(rows) for _, rows in LOADS["c8"].steps] == [8, 8]
+
+
+def test_what_was_measured_stands_beside_what_is_possible(tmp_path: Path) -> None:
+    save(made(), tmp_path / "comparison.json")
+    measured = measured_rows(tmp_path / "comparison.json", "auto")
+    assert measured == {"c1": 300.0, "c8": 1200.0}
+    assert measured_rows(tmp_path / "comparison.json", "int8") == {}
+    *_, c1, c32 = table_of_loads({"c1": 450.0, "c32": 4000.0}, measured)
+    assert (c1, c32) == ("| c1 | tokens | 450 | 300 | 1.5 |", "| c32 | tokens | 4,000 | – | – |")

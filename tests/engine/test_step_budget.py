@@ -42,10 +42,19 @@ def test_decode_rows_take_their_time_out_of_a_step() -> None:
     assert measured.prompt_tokens(8) == 176  # 192 less 8 rows, which count twice
 
 
-def test_prompts_get_seven_eighths_of_a_step_however_many_rows_decode() -> None:
+def test_prompts_get_seven_eighths_of_a_step_within_four_limits() -> None:
     measured = budget(max_running=128)
-    run(measured, 0.0005)
-    assert [measured.prompt_tokens(rows) for rows in (8, 16, 32, 64, 128)] == [176, 224, 448, 896, 896]
+    run(measured, 0.00025)  # 400 tokens
+    assert [measured.prompt_tokens(rows) for rows in (8, 16, 32, 64, 128)] == [384, 368, 448, 896, 896]
+    run(measured, 0.0005)  # 192 tokens
+    assert [measured.prompt_tokens(rows) for rows in (8, 16, 32, 64, 128)] == [176, 224, 448, 640, 512]
+
+
+def test_a_crowded_step_of_a_slow_machine_takes_seconds_and_not_minutes() -> None:
+    measured = budget(max_running=128)
+    run(measured, 0.02)
+    for rows in (8, 32, 128):
+        assert (measured.prompt_tokens(rows) + 2 * rows) * 0.02 <= 4 * LEAST_TOKENS * 0.02 + 0.4
 
 
 def test_decode_rows_say_how_fast_steps_are_too() -> None:

@@ -16,6 +16,7 @@ NEEDS_KERNELS = (
     "test_load",
     "test_compiled_scans",
     "test_default_model",
+    "test_dispatches",
 )
 
 
