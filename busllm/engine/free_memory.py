@@ -34,18 +34,19 @@ _V2 = _Layout("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
 SPARED_BYTES = 512 * 2**20  # of the host: a step's own numbers, and the programs beside this one
 
 
-def kv_bytes_of_free_memory(share: float, num_sharers: int = 1, root: Path = Path("/")) -> int:
+def kv_bytes_of_free_memory(share: float, num_sharers: int = 1, root: Path = Path("/"), mapped_bytes: int = 0) -> int:
     """A share of the host's free memory, some of which is always spared; 0 when there is no more than that.
 
     Args:
         share: above 0, at most 1.
         num_sharers: how many processes fill it alike, this one included.
         root: of the file system.
+        mapped_bytes: of files that must stay in memory, though the kernel counts them as available.
 
     Raises:
         EngineError: the kernel does not say how much there is.
     """
-    return int(max(0, free_memory_bytes(root=root) - SPARED_BYTES) * share) // num_sharers
+    return int(max(0, free_memory_bytes(root=root) - mapped_bytes - SPARED_BYTES) * share) // num_sharers
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int:

@@ -177,7 +177,7 @@ def _compiled_runner(
         get_logger("busllm.engine").info("compiling_kernels", folder=str(folder), why="once per CPU and version")
         if progress is not None:
             progress("compiling kernels, once for this CPU and version")
-    from busllm.engine.cpu.cpu_attention import CpuAttention
+    from busllm.engine.cpu.cpu_attention import CpuAttention, bytes_per_position
     from busllm.engine.cpu.load import Checkpoint, load_decoder
 
     def account() -> TensorAccount:
@@ -186,7 +186,11 @@ def _compiled_runner(
     checkpoint = Checkpoint(account, files.weights[0], lambda: describe(files).fingerprint)
     decoder = load_decoder(shape, checkpoint, config.quantization, binds_threads=config.binds_threads)
     dtype = torch.bfloat16  # of the cache
-    info = _model_info(files, shape, dtype, f"cpu ({decoder.label})", decoder.number_format)
+    info = msgspec.structs.replace(
+        _model_info(files, shape, dtype, f"cpu ({decoder.label})", decoder.number_format),
+        kv_bytes_per_token=shape.num_layers * bytes_per_position(shape.num_kv_heads, shape.head_dim),
+        mapped_bytes=decoder.num_bytes,
+    )
     return ModelRunner(
         decoder, info, device=torch.device("cpu"), dtype=dtype, attention=CpuAttention, grammars=grammars
     )

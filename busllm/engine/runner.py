@@ -22,9 +22,10 @@ class ModelInfo(msgspec.Struct, frozen=True):
         vocab_size: number of logits.
         max_context_tokens: prompt and output together.
         eos_token_ids: tokens that end a turn.
-        kv_bytes_per_token: all layers, keys and values.
+        kv_bytes_per_token: all layers, keys and values, padding included.
         fingerprint: hex digest that differs when weights, configuration or number format differ.
         attention: the backend that computes, for people; empty when none does.
+        mapped_bytes: of weights that are files in memory: the kernel calls it available, but every step reads them.
     """
 
     name: str
@@ -34,6 +35,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     kv_bytes_per_token: int
     fingerprint: str
     attention: str = ""
+    mapped_bytes: int = 0
 
 
 class Runner(Protocol):

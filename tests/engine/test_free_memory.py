@@ -87,5 +87,11 @@ def test_a_share_of_all_spares_some_for_everything_else(root: Path) -> None:
     assert kv_bytes_of_free_memory(1.0, root=root) == 0
 
 
+def test_files_that_every_step_reads_are_not_free(root: Path) -> None:
+    write(root, "proc/meminfo", f"MemAvailable: {4 * 2**20} kB\n")
+    assert kv_bytes_of_free_memory(1.0, 1, root, 2**30) == 3 * 2**30 - SPARED_BYTES
+    assert kv_bytes_of_free_memory(1.0, 1, root, 4 * 2**30) == 0
+
+
 def test_this_host_has_some() -> None:
     assert 0 < free_memory_bytes() < 2**60

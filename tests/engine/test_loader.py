@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from busllm.engine.cpu.instructions import detect_instructions
 from busllm.engine.loader import LoadConfig, load_runner
 from busllm.engine.models.config import read_config
 from busllm.errors import MissingPackage, ModelError
@@ -100,6 +101,14 @@ def test_the_model_says_what_a_planner_needs(tiny: Path) -> None:
     assert model.max_context_tokens == 512
     assert model.eos_token_ids == (256, 258)  # of generation_config.json and config.json together
     assert model.kv_bytes_per_token == 2 * 3 * 2 * 8 * 4
+    assert model.mapped_bytes == 0
+
+
+@pytest.mark.skipif(detect_instructions() is None, reason="this CPU lacks the instructions of the compiled kernels")
+def test_of_the_compiled_pass_it_counts_padding_and_packed_weights(tiny: Path) -> None:
+    model = load_runner(str(tiny), LoadConfig(device="cpu", quantization="int8")).model
+    assert model.kv_bytes_per_token == 3 * 2 * (8 + 16) * 2  # a value of 8 numbers takes a vector of 16
+    assert 100_000 < model.mapped_bytes < 1_000_000
 
 
 def test_the_fingerprint_tells_number_formats_and_weights_apart(tiny: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The fast forward pass for CPUs: a step is two calls that numba compiled and that hold no GIL.
+"""The fast forward pass for CPUs: numba compiles a step into a few calls that hold no GIL.
 
 `instructions.py` says what the CPU can do, `vectors.py` and `tiles.py` write LLVM for it, `linear.py`,
 `elementwise.py`, `attention.py` and `experts.py` are the parts of a layer, `step.py` puts them in order; `pack.py` lays

@@ -30,6 +30,11 @@ UNLIMITED = 1 << 40  # a window beyond every context
 Int64s = npt.NDArray[np.int64]
 
 
+def bytes_per_position(num_kv_heads: int, head_dim: int) -> int:
+    """Of keys and values of one token in one layer; values are padded to whole vectors."""
+    return num_kv_heads * (head_dim + padded(head_dim, VECTOR)) * np.dtype(np.uint16).itemsize
+
+
 class BlockedKVCache:
     """Keys and values in bfloat16; see `Cache` for the layout. A page is one contiguous block per layer and K or V."""
 

@@ -34,7 +34,9 @@ _MIN_POSITIONS = 1024
 
 
 class CpuDecoder:
-    """Computes what `models/decoder.py` describes, in two compiled calls. One step at a time.
+    """Computes what `models/decoder.py` describes, by compiled code: the layers, in one or two calls, and the head.
+
+    One step at a time.
 
     Args:
         config: the model's shape.
@@ -81,6 +83,11 @@ class CpuDecoder:
     def label(self) -> str:
         """Instructions and number formats, for people."""
         return f"{INSTRUCTIONS.label}, {self._packed.label}"
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the packed weights."""
+        return self._packed.num_bytes
 
     @property
     def number_format(self) -> str:

@@ -1,4 +1,4 @@
-"""A step of the compiled forward pass: all layers in one call that holds no GIL, and the head in another.
+"""A step of the compiled forward pass: some or all layers in one call that holds no GIL, and the head in another.
 
 Owns: the order of the operations; which of them are spread over the cores.
 Does not know: how one row or one product is computed (`elementwise.py`, `linear.py`, `attention.py`), Python objects.
@@ -51,7 +51,7 @@ def hidden_states(model, sizes, heads, batch, cache, space, mixture, first, end)
         _note_peaks(space, _NUM_PARTS * layer + _GATE_UP, space.normed, rows)
         if model.has_experts[layer]:
             _visit_experts(model.routers[layer], linears, sizes, space, mixture, rows)
-            _note_visits(space, _NUM_PARTS * layer + _DOWN, mixture, rows)
+            note_visits(space, _NUM_PARTS * layer + _DOWN, mixture, rows)
         else:
             multiply(linears[_GATE_UP], space, whole, space.gated)
             _gate(linears[_DOWN], sizes.gate_size, space, rows)
@@ -97,7 +97,7 @@ def _note_peaks(space, linear, inputs, rows):
 
 
 @njit(nogil=True)
-def _note_visits(space, linear, mixture, rows):
+def note_visits(space, linear, mixture, rows):
     """The same at experts, where a row's visits stand at its `places`."""
     if len(space.peaks):
         for row in range(1, rows):

@@ -97,7 +97,7 @@ def _memory_bytes(kv_memory: str | float, runner: Runner, config: EngineConfig, 
             raise ConfigError(f"{kv_memory!r} is no amount of memory.", key="scheduler.kv_memory")
         return num_bytes
     if runner.depth == 0:
-        return kv_bytes_of_free_memory(kv_memory, num_sharers)
+        return kv_bytes_of_free_memory(kv_memory, num_sharers, mapped_bytes=runner.model.mapped_bytes)
     from busllm.engine.memory_profile import kv_bytes_of_share  # imports torch
 
     return kv_bytes_of_share(runner, kv_memory, config)

@@ -16,6 +16,7 @@ prepare_kernels()
 
 from busllm.engine.cpu.experts import add_visits, choose_experts, send_rows  # noqa: E402
 from busllm.engine.cpu.pack import aligned_zeros  # noqa: E402
+from busllm.engine.cpu.step import note_visits  # noqa: E402
 from busllm.engine.cpu.workspace import make_mixture, make_workspace  # noqa: E402
 
 Floats = npt.NDArray[np.float32]
@@ -131,3 +132,17 @@ def test_what_experts_that_change_nothing_give_back_is_the_row() -> None:
             mixture.visits.branch[visit] = states[row]
     add_visits(mixture, 7, space.branch)
     np.testing.assert_allclose(space.branch, states, rtol=1e-6)
+
+
+def test_where_outliers_are_looked_for_the_first_token_is_left_out_wherever_its_visits_stand() -> None:
+    """Its visits lie among those of all rows, in the order of the experts."""
+    mixture = choose(random(5, HIDDEN), random(9, HIDDEN, seed=1), 2)
+    space = make_workspace(config(5, 2), 9, keeps_peaks=True)
+    gated = mixture.visits.gated
+    gated[:] = 1.0
+    for place in mixture.places[0]:
+        gated[place, 3] = 100.0
+    gated[mixture.places[4, 1], 7] = -50.0
+    note_visits(space, 0, mixture, 9)
+    peaks = space.peaks[0]
+    assert (peaks[3], peaks[7]) == (1.0, 50.0)

@@ -72,6 +72,40 @@ def test_a_product_is_that_of_float32_on_the_same_weights(
     assert error < TOLERANCES[kind]
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("kind", "apart"), FORMATS)
+def test_a_product_is_that_of_float64_on_the_same_weights_and_the_same_rounded_states(
+    kind: Format, apart: tuple[int, ...], shape: tuple[int, int]
+) -> None:
+    """What rounding does is taken out: what is left are float32 sums."""
+    matrix, states = packed_matrix(kind, *shape, apart), some_states(29, shape[1])
+    expected = rounded(matrix, states) @ matrix.dense.T.astype(np.float64) + matrix.bias[: shape[0]]
+    error = np.abs(product(matrix, states) - expected).max() / np.abs(expected).max()
+    assert error < 2e-6
+
+
+def rounded(matrix: PackedMatrix, states: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """The states as the linear sees them."""
+    rows, columns = states.shape
+    space = workspace(columns, rows)
+    space.normed[:, :columns] = states
+    groups, apart = padded(columns, 32) // 32, matrix.channels
+    seen = np.zeros((rows, 32 * groups))
+    for row in range(rows):
+        prepare_row(matrix.linear, space, row, space.normed[row].ctypes.data)
+        if matrix.linear[0] == Format.BFLOAT16:
+            bits = space.inputs[row, : 32 * groups].astype(np.uint32) << 16
+            seen[row] = bits.view(np.float32)
+            continue
+        table = slice(row * groups, (row + 1) * groups)
+        integers = space.inputs[row].view(np.uint8)[: 32 * groups].reshape(groups, 32).astype(np.float64)
+        numbers = integers * space.scales[table, None] + space.lows[table, None]
+        np.testing.assert_allclose(numbers.sum(axis=1), space.sums[table], rtol=1e-5, atol=1e-4)
+        seen[row] = numbers.reshape(-1)
+        seen[row, apart] += space.outliers[row, : len(apart)]
+    return seen[:, :columns]
+
+
 @pytest.mark.parametrize(("kind", "apart"), FORMATS)
 def test_a_row_has_the_same_bits_alone_and_among_any_number_of_others(kind: Format, apart: tuple[int, ...]) -> None:
     matrix, states = packed_matrix(kind, 40, 96, apart), some_states(31, 96)
