@@ -22,7 +22,8 @@ def from_llvm(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], An
         arguments: numba types of the arguments.
 
     Returns:
-        A decorator of a function (builder, *values) that returns the value, or None when `result` is void.
+        A decorator of a function (builder, *values) that returns the value, or None when `result` is void; what it
+        makes keeps that function as `write`.
     """
 
     def wrap(write: Callable[..., Any]) -> Any:
@@ -39,6 +40,8 @@ def from_llvm(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], An
         typing.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         typing.__name__ = typing.__qualname__ = write.__name__
         typing.__doc__ = write.__doc__
-        return intrinsic(typing)
+        made = intrinsic(typing)
+        made.write = write
+        return made
 
     return wrap

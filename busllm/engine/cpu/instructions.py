@@ -27,6 +27,8 @@ class ByteDot(Enum):
     VNNI_256 = "vnni-256"  # the same on 256 bits
     MADD_512 = "madd-512"  # vpmaddubsw or vpmaddwd, and vpaddd, on 512 bits
     MADD_256 = "madd-256"  # the same on 256 bits
+    NEON_USDOT = "neon-usdot"  # usdot on 128 bits
+    NEON_SDOT = "neon-sdot"  # sdot, once more for what makes the states signed
     NEON = "neon"  # mla
 
 
@@ -54,7 +56,7 @@ class Instructions(msgspec.Struct, frozen=True):
                 return 512
             case ByteDot.VNNI_256 | ByteDot.MADD_256:
                 return 256
-            case ByteDot.NEON:
+            case ByteDot.NEON_USDOT | ByteDot.NEON_SDOT | ByteDot.NEON:
                 return 128
             case _:
                 assert_never(self.byte_dot)
@@ -92,7 +94,9 @@ def choose_byte_dot(machine: str, has: set[str]) -> ByteDot | None:
         has: LLVM's names of the CPU's features.
     """
     if machine in ("aarch64", "arm64"):
-        return ByteDot.NEON if "neon" in has else None
+        if "neon" not in has:
+            return None
+        return ByteDot.NEON_USDOT if "i8mm" in has else ByteDot.NEON_SDOT if "dotprod" in has else ByteDot.NEON
     if machine not in ("x86_64", "AMD64") or not {"avx2", "fma", "f16c"} <= has:
         return None
     if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= has:

@@ -144,14 +144,23 @@ def dot_bytes(b: Builder, total: Value, x: Value, y: Value, *, fits_short: bool)
         case ByteDot.VNNI_512:
             return call(b, "llvm.x86.avx512.vpdpbusd.512", INTS, total, x, y)
         case ByteDot.VNNI_256:
-            return _in_halves(b, lambda t, p, q: call(b, "llvm.x86.avx512.vpdpbusd.256", t.type, t, p, q), total, x, y)
+            name = "llvm.x86.avx512.vpdpbusd.256"
+            return _in_parts(b, 2, lambda t, p, q: call(b, name, t.type, t, p, q), total, x, y)
         case ByteDot.MADD_512:
             by_two, by_four = "llvm.x86.avx512.pmaddw.d.512", "llvm.x86.avx512.pmaddubs.w.512"
             return b.add(total, _multiplied_bytes(b, by_two, by_four, x, y, fits_short))
         case ByteDot.MADD_256:
             by_two, by_four = "llvm.x86.avx2.pmadd.wd", "llvm.x86.avx2.pmadd.ub.sw"
-            products = _in_halves(b, lambda p, q: _multiplied_bytes(b, by_two, by_four, p, q, fits_short), x, y)
+            products = _in_parts(b, 2, lambda p, q: _multiplied_bytes(b, by_two, by_four, p, q, fits_short), x, y)
             return b.add(total, products)
+        case ByteDot.NEON_USDOT:
+            return _in_parts(b, 4, lambda *of: _neon_dot(b, "usdot", *of), total, x, y)
+        case ByteDot.NEON_SDOT:  # x · y = (x - 128) · y + 128 · y
+            less = b.xor(x, all_lanes(INTS, -0x7F7F7F80))
+            total = _in_parts(b, 4, lambda *of: _neon_dot(b, "sdot", *of), total, less, y)
+            ones, zeros = all_lanes(INTS, 0x01010101), all_lanes(INTS, 0)
+            sums = _in_parts(b, 4, lambda *of: _neon_dot(b, "sdot", *of), zeros, ones, y)
+            return b.add(total, b.shl(sums, all_lanes(INTS, 7)))
         case ByteDot.NEON:
             for byte in range(4):
                 up = all_lanes(INTS, 24 - 8 * byte)
@@ -160,6 +169,13 @@ def dot_bytes(b: Builder, total: Value, x: Value, y: Value, *, fits_short: bool)
             return total
         case _:
             assert_never(INSTRUCTIONS.byte_dot)
+
+
+def _neon_dot(b: Builder, name: str, total: Value, x: Value, y: Value) -> Value:
+    """4 x i32 each; `usdot` takes the bytes of x without a sign, `sdot` with."""
+    kind = ir.VectorType(INT8, 16)
+    of_bytes = (b.bitcast(value, kind) for value in (x, y))
+    return call(b, f"llvm.aarch64.neon.{name}.v4i32.v16i8", total.type, total, *of_bytes)
 
 
 def fetch(b: Builder, address: Value) -> None:
@@ -210,11 +226,15 @@ def _ints(shorts: Value) -> Value:
     return ir.VectorType(INT32, shorts.type.count // 2)
 
 
-def _in_halves(b: Builder, operation: Callable[..., Value], *operands: Value) -> Value:
-    """Does an operation on 8 lanes twice."""
-    parts = []
-    for first in (0, LANES // 2):
-        mask = ir.Constant(ir.VectorType(INT32, LANES // 2), list(range(first, first + LANES // 2)))
+def _in_parts(b: Builder, count: int, operation: Callable[..., Value], *operands: Value) -> Value:
+    """Does an operation on 16 / count lanes so many times; `count` is a power of two."""
+    lanes, parts = LANES // count, []
+    for first in range(0, LANES, lanes):
+        mask = ir.Constant(ir.VectorType(INT32, lanes), list(range(first, first + lanes)))
         cut = [b.shuffle_vector(operand, ir.Constant(operand.type, ir.Undefined), mask) for operand in operands]
         parts.append(operation(*cut))
-    return b.shuffle_vector(*parts, ir.Constant(INTS, list(range(LANES))))
+    while len(parts) > 1:
+        lanes *= 2
+        mask = ir.Constant(ir.VectorType(INT32, lanes), list(range(lanes)))
+        parts = [b.shuffle_vector(*pair, mask) for pair in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]

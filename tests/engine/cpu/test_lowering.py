@@ -1,0 +1,70 @@
+"""Every instruction set can be compiled for, on any machine: LLVM makes the instructions that were meant.
+
+Whether they compute the right numbers is for a machine that has them to say (`test_linear.py` and its neighbours).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+# Writes the assembly of two tiles of two rows each, for another CPU than this one.
+PROGRAM = """
+import sys
+import llvmlite.binding as llvm
+import llvmlite.ir as ir
+from busllm.engine.cpu import instructions, kernels
+
+byte_dot, has_bfloat16_dot, triple, cpu, features = sys.argv[1:]
+chosen = instructions.Instructions(cpu, (), instructions.ByteDot(byte_dot), has_bfloat16_dot == "True")
+kernels.prepare_kernels()
+instructions.detect_instructions = lambda *_: chosen
+from busllm.engine.cpu import tiles
+
+llvm.initialize_all_targets()
+llvm.initialize_all_asmprinters()
+module = ir.Module()
+for make in (tiles.int4_tile, tiles.int8_tile, tiles.bfloat16_tile):
+    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 13)
+    function = ir.Function(module, kind, make.__name__)
+    builder = ir.IRBuilder(function.append_basic_block())
+    make(2).write(builder, *function.args)
+    builder.ret_void()
+parsed = llvm.parse_assembly(str(module))
+machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=2)
+print(machine.emit_assembly(parsed))
+"""
+X86, ARM = "x86_64-linux-gnu", "aarch64-linux-gnu"
+AVX2 = "+avx2,+fma,+f16c"
+AVX512 = AVX2 + ",+avx512f,+avx512bw,+avx512vl,+avx512dq"
+PRODUCTS = 2 * 8 * 2  # of four bytes in 16 lanes: two formats, eight in a group, two rows
+SUMS = 1 + 8  # of a group's weights: nibbles are added up first
+PAIRS = 16 * 2  # of bfloat16
+
+TARGETS = [
+    ("vnni-512", True, X86, "sapphirerapids", f"{AVX512},+avx512vnni,+avx512bf16", "vpdpbusd", PRODUCTS + SUMS),
+    ("vnni-512", True, X86, "sapphirerapids", f"{AVX512},+avx512vnni,+avx512bf16", "vdpbf16ps", PAIRS),
+    ("vnni-512", False, X86, "cascadelake", f"{AVX512},+avx512vnni", "vpdpbusd", PRODUCTS + SUMS),
+    ("vnni-256", False, X86, "alderlake", f"{AVX2},+avxvnni", "vpdpbusd", 2 * (PRODUCTS + SUMS)),
+    ("madd-512", False, X86, "skylake-avx512", AVX512, "vpmaddubsw", PRODUCTS // 2 + SUMS),
+    ("madd-256", False, X86, "haswell", AVX2, "vpmaddubsw", 2 * (PRODUCTS // 2 + SUMS)),
+    ("neon-usdot", False, ARM, "neoverse-v1", "+neon,+dotprod,+i8mm", "usdot", 4 * (PRODUCTS + SUMS)),
+    # Once more for each; of 128 times the weights' sums it keeps one for both rows.
+    ("neon-sdot", False, ARM, "neoverse-n1", "+neon,+dotprod", "sdot", 4 * (PRODUCTS + SUMS)),
+    ("neon", False, ARM, "cortex-a72", "+neon", "mla", 4 * (PRODUCTS + SUMS)),
+]
+
+
+@pytest.mark.parametrize(("byte_dot", "has_bfloat16", "triple", "cpu", "features", "mnemonic", "least"), TARGETS)
+def test_a_tile_is_made_of_the_instructions_that_were_chosen(
+    byte_dot: str, has_bfloat16: bool, triple: str, cpu: str, features: str, mnemonic: str, least: int
+) -> None:
+    arguments = [byte_dot, str(has_bfloat16), triple, cpu, features]
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = (line.removeprefix("\t").removeprefix("{vex}").split() for line in done.stdout.splitlines())
+    used = Counter(words[0] for words in lines if words)
+    assert used[mnemonic] >= least, used
