@@ -14,10 +14,11 @@ from busllm.model_store.files import ModelFiles
 from busllm.model_store.resolve import resolve
 from busllm.plan import PagesAssigned, PlanRow, SlotOpened, StepPlan
 from busllm.sampling import SamplingParams
+from busllm.testing.llama_reference import load_llama_reference, reference_logprobs
 from busllm.testing.plan_driver import DrivenSequence, PlanDriver
 from busllm.testing.tiny_model import TINY_ARCHITECTURES, write_tiny_model
 from tests.engine.logits import assert_logits_match
-from tests.engine.reference import assert_matches, load_llama_reference, load_reference, reference_logprobs
+from tests.engine.reference import assert_matches, load_reference
 from tests.engine.tiny import alone, assert_same_bits, driver, greedy, prompts
 
 PROMPTS = prompts()

@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from busllm.engine.loader import LoadConfig, load_runner
 from busllm.errors import ModelError
+from busllm.testing.llama_reference import reference_logprobs
 from busllm.testing.plan_driver import DrivenSequence, PlanDriver
 from busllm.testing.tiny_model import write_tiny_model
-from tests.engine.reference import load_reference, reference_logprobs
+from tests.engine.reference import load_reference
 from tests.engine.tiny import greedy
 
 PROMPT = [5, 6, 7, 8]

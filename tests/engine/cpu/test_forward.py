@@ -16,10 +16,11 @@ from busllm.engine.loader import LoadConfig, load_runner
 from busllm.engine.model_runner import ModelRunner
 from busllm.errors import EngineError, ModelError
 from busllm.plan import StepPlan
+from busllm.testing.llama_reference import reference_logprobs
 from busllm.testing.plan_driver import DrivenSequence, PlanDriver
 from busllm.testing.tiny_model import write_tiny_model
 from tests.engine.cpu.weights import to_float32
-from tests.engine.reference import load_reference, reference_logprobs
+from tests.engine.reference import load_reference
 from tests.engine.test_seeded_faults import AlteredRunner, foreign_page, lost_page, stale_input, wrong_position
 from tests.engine.tiny import assert_same_bits, greedy, prompts
 
