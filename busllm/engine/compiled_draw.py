@@ -41,14 +41,14 @@ _DISTANCES = (np.float32(3.0), np.float32(6.0), np.float32(12.0))  # of logits f
 _ESTIMATE_ERROR = 8e-6  # of the estimated rest, relative: roundings of differences, exponentials and sums
 _ROUNDING = 1e-12  # of sums in float64, relative; generous
 _SUMMED = 64  # listed weights that are summed together
-_FEW_ROWS = 2  # rows that one core has done before others would have woken up
+_FEW_ROWS = 1  # rows that one core has done before others would have woken up
 
 
 class Space(NamedTuple):
     """Memory to work in, a row of it for each thread.
 
     Attributes:
-        ids: int32 (num_threads, vocab_size + 16), listed tokens.
+        ids: int32 (num_threads, vocab_size + BLOCK), listed tokens.
         weights: float64 (num_threads, vocab_size + BLOCK), theirs.
         members: float64 (num_threads, vocab_size + BLOCK), some of them.
         sums: float64 (num_threads, number of buckets or blocks).
@@ -82,7 +82,7 @@ def draw_rows(logits, settings, space, token_ids):
         token_ids: int64 (num_rows,), the result.
     """
     workers = min(len(space.ids), len(logits))
-    if len(logits) < _FEW_ROWS or workers == 1:
+    if len(logits) <= _FEW_ROWS or workers == 1:
         _draw_some(logits, settings, space, token_ids, 0, 1)
     else:
         _draw_spread(logits, settings, space, token_ids, workers)
@@ -96,9 +96,9 @@ def find_largest(logits, token_ids, are_numbers, threads):
         logits: float32 (num_rows, vocab_size), each row without gaps.
         token_ids: int64 (num_rows,), a result; of no use where there is NaN.
         are_numbers: bool (num_rows,), the other.
-        threads: how many to use.
+        threads: 1 = this one alone; else as many as numba was told.
     """
-    if len(logits) < _FEW_ROWS or threads == 1:
+    if len(logits) <= _FEW_ROWS or threads == 1:
         for row in range(len(logits)):
             token_ids[row], are_numbers[row] = first_largest(logits[row])
     else:

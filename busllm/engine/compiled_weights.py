@@ -114,7 +114,7 @@ def list_lanes(b, address, out, first, limit):
 
 @njit(nogil=True)
 def largest_logit(logits):
-    """The largest number of a row, and whether all are numbers: 0 times NaN or infinity is NaN.
+    """The largest number of a row, float32 (vocab_size,), and whether all are numbers: 0 times NaN or infinity is NaN.
 
     Several vectors at once, so that none waits for the one before.
     """
@@ -149,7 +149,17 @@ def first_largest(logits):
 
 @njit(nogil=True)
 def estimate_rests(logits, most, factor, limits):
-    """What all tokens weigh, and those below each of three limits: about."""
+    """What all tokens weigh, and those below each of three limits: about.
+
+    Args:
+        logits: float32 (vocab_size,).
+        most: the largest of them, whose token weighs 1.
+        factor: 1 / temperature.
+        limits: three logits.
+
+    Returns:
+        Four sums of exp((logit - most) * factor), off by 8e-6 of themselves.
+    """
     address, whole = logits.ctypes.data, len(logits) // _VECTOR
     top, by, none = lanes.splat(most), lanes.splat(_float(factor / math.log(2))), lanes.splat(_float(0.0))
     least = lanes.splat(_float(max(-86.0 / factor, -3e38)))  # what is less weighs nothing in float32
@@ -179,7 +189,7 @@ def estimate_rests(logits, most, factor, limits):
 
 @njit(nogil=True)
 def sum_rest(logits, most, factor, limit, buffer):
-    """Weights of all logits below a limit, summed in float64 by blocks."""
+    """Weights of all logits (float32) below a limit, summed in float64 by blocks; `buffer` has room for one."""
     summed = 0.0
     for begin in range(0, len(logits), BLOCK):
         size = min(BLOCK, len(logits) - begin)
@@ -192,7 +202,7 @@ def sum_rest(logits, most, factor, limit, buffer):
 
 @njit(nogil=True)
 def list_above(logits, limit, ids):
-    """Token ids of the logits that are not below a limit; returns how many."""
+    """Writes the token ids of the logits (float32) that are not below a limit to `ids` (int32); returns how many."""
     address, out, whole, count = logits.ctypes.data, ids.ctypes.data, len(logits) // _VECTOR, 0
     splat = lanes.splat(limit)
     for vector in range(whole):

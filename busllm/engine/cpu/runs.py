@@ -47,7 +47,13 @@ def first_run(position, window):
 
 @njit(nogil=True)
 def find_run(run, where, pages, width, dim):
-    """Addresses of a run's four blocks of keys, and of values."""
+    """Addresses of a run's four blocks of keys, and of values.
+
+    Args:
+        run: number of 64 positions, from the sequence's first.
+        where, pages: of `find_pages`.
+        width, dim: numbers of a value, padded, and of a key.
+    """
     block = run * BLOCKS_PER_RUN
     k0, v0 = _find_block(block, where, pages, width, dim)
     k1, v1 = _find_block(block + 1, where, pages, width, dim)

@@ -30,6 +30,10 @@ def hidden_states(model, sizes, heads, batch, cache, space, mixture, first, end)
     """Layers first … end - 1 over a step's tokens; behind the last one the result is in space.states, before the norm.
 
     (The number of threads cannot be changed within: what did so could not be kept.)
+
+    Args:
+        model, sizes, heads, batch, cache, space, mixture: the tuples of `shapes.py`.
+        first, end: which layers.
     """
     rows = len(batch.token_ids)
     whole = _all_rows(rows)
