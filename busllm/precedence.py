@@ -26,6 +26,7 @@ def stop_giving_way() -> None:
 
 def _change(before: str, after: str) -> None:
     """Of the calling thread, unless somebody has given it another policy."""
-    if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == getattr(os, before):
+    if hasattr(os, "SCHED_BATCH"):
         with suppress(OSError):  # a sandbox may forbid it
-            os.sched_setscheduler(0, getattr(os, after), os.sched_param(0))
+            if os.sched_getscheduler(0) == getattr(os, before):
+                os.sched_setscheduler(0, getattr(os, after), os.sched_param(0))

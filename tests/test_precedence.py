@@ -55,10 +55,13 @@ def test_a_policy_that_somebody_chose_stays(change: Callable[[], None]) -> None:
     assert in_thread(start) == os.SCHED_IDLE
 
 
-def test_where_the_system_forbids_it_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("call", ["sched_getscheduler", "sched_setscheduler"])
+def test_where_the_system_forbids_it_nothing_happens(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     def forbid(*_: object) -> None:
         raise PermissionError(1, "not here")
 
-    monkeypatch.setattr(os, "sched_setscheduler", forbid)
+    monkeypatch.setattr(os, call, forbid)
     give_way()
+    stop_giving_way()
+    monkeypatch.undo()
     assert os.sched_getscheduler(0) == os.SCHED_OTHER

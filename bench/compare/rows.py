@@ -234,7 +234,7 @@ def quick(rows: Sequence[Row]) -> list[Row]:
         if row.workload is None
         else msgspec.structs.replace(
             row,
-            title=f"{row.title} (a quarter of it)",
+            title=f"{row.title} (a quarter of the requests and of each answer)",
             workload=msgspec.structs.replace(
                 row.workload,
                 requests=max(row.concurrency, row.workload.requests // _QUICK_SHARE),

@@ -20,23 +20,24 @@ from pathlib import Path
 
 from busllm.telemetry.logging import get_logger
 
-_CLAIM = "\0busllm.cores"  # a socket's name on this host, free again when its process has ended
+_CLAIM = "\0busllm.processor"  # with its number a socket's name on this host, free again when its process has ended
 _PROCESSORS = Path("/sys/devices/system/cpu")
 
 
 class BoundThreads:
-    """Threads with cores of their own. The host's other processes may bind theirs when this is closed, or gone."""
+    """Threads with cores of their own. Other processes may bind theirs to these when this is closed, or gone."""
 
-    def __init__(self, claim: socket.socket) -> None:
-        self._claim = claim
+    def __init__(self, claims: Sequence[socket.socket]) -> None:
+        self._claims = claims
 
     def close(self) -> None:
-        """Gives the claim back; the threads stay where they are."""
-        self._claim.close()
+        """Gives the claims back; the threads stay where they are."""
+        for claim in self._claims:
+            claim.close()
 
 
 def bind_threads(thread_ids: Sequence[int]) -> BoundThreads | None:
-    """Binds the threads that compute, if there is a core for each and nobody else on this host has bound any.
+    """Binds the threads that compute, if there is a core for each and nobody else on this host has bound any to it.
 
     A thread that is started by a bound one would be bound like it: see `unbind_thread`.
 
@@ -46,32 +47,37 @@ def bind_threads(thread_ids: Sequence[int]) -> BoundThreads | None:
     Returns:
         None = they are left alone; so they are where the environment has `OMP_PROC_BIND`, whatever it says.
     """
-    if len(thread_ids) < 2 or "OMP_PROC_BIND" in os.environ or not hasattr(os, "sched_setaffinity"):
+    if len(thread_ids) < 2 or not hasattr(os, "sched_setaffinity"):
         return None
-    cores = _cores(os.sched_getaffinity(0), len(thread_ids))
-    if len(cores) != len(thread_ids) or os.getpid() in thread_ids:
+    log = get_logger("busllm.engine")
+    if "OMP_PROC_BIND" in os.environ:
+        log.info("threads_not_bound", why="OMP_PROC_BIND is set")
         return None
-    claim = socket.socket(socket.AF_UNIX)
-    try:
-        claim.bind(_CLAIM)
-    except OSError as error:
-        claim.close()
-        if error.errno == errno.EADDRINUSE:
+    bound = BoundThreads(claims := [])
+    try:  # a sandbox may forbid any of it; who was bound by then has a core
+        cores = _cores(os.sched_getaffinity(0), len(thread_ids))
+        if len(cores) != len(thread_ids):
+            log.info("threads_not_bound", why=f"there are {len(thread_ids)} threads and {len(cores)} cores")
             return None
-        raise
-    try:
+        for processor in sorted(set().union(*cores)):
+            claims.append(socket.socket(socket.AF_UNIX))
+            claims[-1].bind(f"{_CLAIM}.{processor}")
         for thread_id, core in zip(thread_ids, cores, strict=True):
             os.sched_setaffinity(thread_id, core)
-    except OSError as error:  # a sandbox may forbid it; who was bound has a core
-        get_logger("busllm.engine").warning("threads_not_bound", reason=str(error))
-    get_logger("busllm.engine").info("threads_bound", cores=[sorted(core) for core in cores])
-    return BoundThreads(claim)
+    except OSError as error:
+        bound.close()
+        is_taken = error.errno == errno.EADDRINUSE
+        log.info("threads_not_bound", why="another engine on this host has bound its own" if is_taken else str(error))
+        return None
+    log.info("threads_bound", cores=[sorted(core) for core in cores])
+    return bound
 
 
 def unbind_thread() -> None:
     """Lets this thread run where its process may; for threads that a bound one starts."""
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, os.sched_getaffinity(os.getpid()))  # of the first thread, which is never bound
+        with suppress(OSError):
+            os.sched_setaffinity(0, os.sched_getaffinity(os.getpid()))  # of the first thread, which is never bound
 
 
 def _cores(usable: Collection[int], num_threads: int) -> Sequence[frozenset[int]]:

@@ -99,7 +99,8 @@ def load_runner(
         if group is None:  # ranks are not connected yet
             check_first_step(runner)
     log = get_logger("busllm.engine").bind(model=runner.model.name, attention=runner.model.attention)
-    log.info("loaded", device=str(device), not_compiled_because=foreseen.why_not_compiled)
+    why = {} if foreseen.why_not_compiled is None else {"not_compiled_because": foreseen.why_not_compiled}
+    log.info("loaded", device=str(device), **why)
     return runner
 
 

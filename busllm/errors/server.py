@@ -62,7 +62,8 @@ class AddressUnavailable(BusllmError):
     code = "address_unavailable"
 
     def __init__(self, address: str, reason: str) -> None:
-        super().__init__(f"cannot listen on {address}: {reason}. Stop what uses it or change frontend.listen.")
+        advice = "Stop what uses it, or change frontend.listen in a file for --topology."
+        super().__init__(f"cannot listen on {address}: {reason}. {advice}")
         self.address = address
         self.reason = reason
 

@@ -87,6 +87,28 @@ def test_the_environment_can_forbid_it(program: list[str], claim: str) -> None:
     assert all(mask == result["usable"] for mask in result["masks"])
 
 
+@pytest.mark.parametrize("call", ["sched_getaffinity", "sched_setaffinity"])
+def test_where_the_system_forbids_it_nothing_happens(monkeypatch: pytest.MonkeyPatch, claim: str, call: str) -> None:
+    def forbid(*_: object) -> None:
+        raise PermissionError(1, "not here")
+
+    monkeypatch.delenv("OMP_PROC_BIND", raising=False)
+    monkeypatch.setattr(cores, "_CLAIM", "\0" + claim)
+    monkeypatch.setattr(os, call, forbid)
+    assert cores.bind_threads([1 << 30, (1 << 30) + 1]) is None
+    cores.unbind_thread()
+
+
+def test_where_names_of_sockets_are_forbidden_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_PROC_BIND", raising=False)
+    monkeypatch.setattr(cores, "_CLAIM", "/nowhere/claim")
+    before = os.sched_getaffinity(0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert cores.bind_threads([1 << 30, (1 << 30) + 1]) is None
+    monkeypatch.undo()
+    assert os.sched_getaffinity(0) == before
+
+
 def test_one_process_of_a_host_at_a_time(program: list[str], claim: str) -> None:
     result = run([*program, "2", claim, *program, "2", claim])
     assert result["others"] == [False, True]

@@ -147,7 +147,7 @@ async def test_a_taken_port_ends_it_before_anything_is_prepared(tmp_path: Path) 
         async with fake_up(tmp_path, listen=address) as up:
             assert await up.end() == 1
             assert up.lines == [f"error: cannot listen on {address}: Address already in use. "
-                                "Stop what uses it or change frontend.listen."]  # fmt: skip
+                                "Stop what uses it, or change frontend.listen in a file for --topology."]  # fmt: skip
 
 
 async def test_a_killed_bus_server_is_restarted_at_the_same_address(tmp_path: Path) -> None:
@@ -179,4 +179,5 @@ async def test_frontends_of_one_address_share_a_socket_that_stays_open_while_the
         (url,) = up.running().http
         for pid in (first, second):
             os.kill(pid, signal.SIGKILL)
+        wait_for_end(first, second)  # one that is about to die may still accept
         assert await get_status(url) == 200
