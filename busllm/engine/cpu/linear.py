@@ -23,6 +23,7 @@ _INT4_BYTES, _INT8_BYTES, _BFLOAT16_BYTES = tiles.INT4_GROUP_BYTES, tiles.INT8_G
 # Rows whose sums stay in registers: 32 registers of 512 bits hold twice as many as 16 of 256.
 _IS_WIDE = INSTRUCTIONS.vector_bits == 512
 _FEW, _MANY = ((8, 4, 2, 1), (16, 8, 4, 2, 1)) if _IS_WIDE else ((4, 2, 1), (4, 2, 1))
+_BLOCK_ROWS = 256  # that go through all tiles before the next ones: their inputs stay in a core's second-level cache
 _float = np.float32
 
 
@@ -72,23 +73,22 @@ def multiply(linear, space, firsts, out):
     for part in prange(parts):
         first_tile, end_tile = part * num_tiles // parts, (part + 1) * num_tiles // parts
         for matrix in range(len(firsts) - 1):
-            row, rows = firsts[matrix], firsts[matrix + 1] - firsts[matrix]
-            if rows == 0:
-                continue
-            x, y, table = states + row * stride, to + row * to_stride, row * groups * 4
-            s, c, d, k = scales + table, lows + table, sums + table, large + row * _LARGE_BYTES
-            for tile in range(first_tile, end_tile):
-                place = matrix * num_tiles + tile
-                b, o = bias + place * VECTOR * 4, y + tile * VECTOR * 4
-                if kind == _INT4:
-                    w = weights + place * groups * _INT4_BYTES
-                    _walk_int4(w, b, x, stride, s, c, d, groups, channels, kept, k, o, to_stride, rows)
-                elif kind == _INT8:
-                    w = weights + place * groups * _INT8_BYTES
-                    _walk_int8(w, b, x, stride, s, c, d, groups, channels, kept, k, o, to_stride, rows)
-                else:
-                    w = weights + place * groups * _BFLOAT16_BYTES
-                    _walk_bfloat16(w, b, x, stride, s, c, d, groups, channels, kept, k, o, to_stride, rows)
+            for row in range(firsts[matrix], firsts[matrix + 1], _BLOCK_ROWS):
+                rows = min(firsts[matrix + 1] - row, _BLOCK_ROWS)
+                x, y, table = states + row * stride, to + row * to_stride, row * groups * 4
+                s, c, d, k = scales + table, lows + table, sums + table, large + row * _LARGE_BYTES
+                for tile in range(first_tile, end_tile):
+                    place = matrix * num_tiles + tile
+                    b, o = bias + place * VECTOR * 4, y + tile * VECTOR * 4
+                    if kind == _INT4:
+                        w = weights + place * groups * _INT4_BYTES
+                        _walk_int4(w, b, x, stride, s, c, d, groups, channels, kept, k, o, to_stride, rows)
+                    elif kind == _INT8:
+                        w = weights + place * groups * _INT8_BYTES
+                        _walk_int8(w, b, x, stride, s, c, d, groups, channels, kept, k, o, to_stride, rows)
+                    else:
+                        w = weights + place * groups * _BFLOAT16_BYTES
+                        _walk_bfloat16(w, b, x, stride, s, c, d, groups, channels, kept, k, o, to_stride, rows)
 
 
 @njit(nogil=True)

@@ -169,3 +169,11 @@ def test_the_largest_bytes_do_not_overflow(kind: Format) -> None:
 def test_a_row_of_zeros_gives_the_bias() -> None:
     matrix = packed_matrix(Format.INT4, 40, 64)
     np.testing.assert_array_equal(product(matrix, np.zeros((2, 64), np.float32))[1], matrix.bias[:40])
+
+
+@pytest.mark.parametrize("kind", list(Format))
+def test_rows_that_go_through_the_tiles_in_blocks_have_the_same_bits(kind: Format) -> None:
+    matrix, states = packed_matrix(kind, 40, 96), some_states(600, 96)
+    together = product(matrix, states)
+    for first in (0, 250, 511, 570):
+        np.testing.assert_array_equal(product(matrix, states[first : first + 30]), together[first : first + 30])
