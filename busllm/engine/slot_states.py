@@ -162,7 +162,7 @@ class SlotStates:
         """Whether all of these take the most likely token as it is: no temperature, edits or grammar."""
         if self.has_edits[slots].any() or self.temperature[slots].any():
             return False
-        return not any(self.grammars.of(slot) for slot in slots.tolist())
+        return all(self.grammars.of(slot) is None for slot in slots.tolist())
 
     def params(self, slot: int) -> SamplingParams:
         """The settings of the sequence that holds a slot.
