@@ -136,11 +136,11 @@ class Steps:
         }
         parts |= {
             "norms (one of two)": (
-                lambda n: step._normalise(model.linears[n, 0], model.norms[2 * n], sizes, space, rows),
+                lambda n: step._normalise(model.linears[n, 0], model.norms[2 * n], sizes, space, whole),
                 every,
             ),
             "rotate, store": (
-                lambda n: step._rotate_and_store(model, n, sizes.norm_epsilon, heads, batch, cache, space),
+                lambda n: step._rotate_and_store(model, n, sizes.norm_epsilon, heads, batch, cache, space, whole),
                 every,
             ),
             "attention": (
@@ -149,7 +149,7 @@ class Steps:
                 ),
                 every,
             ),
-            "activation": (lambda n: step._gate(model.linears[n, 3], sizes.gate_size, space, rows), dense),
+            "activation": (lambda n: step._gate(model.linears[n, 3], sizes.gate_size, space, whole), dense),
             "experts": (
                 lambda n: step._visit_experts(model.routers[n], model.linears[n], sizes, space, decoder._mixture, rows),
                 [layer for layer in every if model.has_experts[layer]],

@@ -92,7 +92,7 @@ class CpuDecoder:
     @property
     def number_format(self) -> str:
         """What weights are stored in, and states computed in; another one gives other numbers."""
-        states = {"bfloat16" if kind is Format.BFLOAT16 else "uint8" for kind in self._packed.formats.values()}
+        states = {"bfloat16" if kind is Format.BFLOAT16 else "int8" for kind in self._packed.formats.values()}
         return f"compiled {self._packed.label}, states {'+'.join(sorted(states))}, outliers apart"
 
     @property

@@ -15,7 +15,8 @@ import numpy as np
 from numba import njit, prange
 
 from busllm.engine.cpu import lanes
-from busllm.engine.cpu.shapes import GROUP, VECTOR
+from busllm.engine.cpu.inputs import prepare_row, rows_beside
+from busllm.engine.cpu.shapes import VECTOR
 
 _float = np.float32
 _VECTOR_BYTES = VECTOR * 4
@@ -110,26 +111,21 @@ def _sort(num_experts, rows, mixture):
             places[row, choice] += firsts[chosen[row, choice]]
 
 
-@njit(nogil=True)
-def send_rows(groups, space, rows, mixture):
-    """Copies each row's input, in the format that `prepare_row` gave it, to each of its visits.
+@njit(nogil=True, parallel=True)
+def send_rows(linear, normed, rows, places, firsts, visits):
+    """Makes each row the input of each of its visits.
 
     Args:
-        groups: of 32 inputs, per row.
-        space: a `Workspace` with the rows' inputs.
+        linear: of the experts, int64, by `Field`.
+        normed: float32 (at least rows, padded hidden_size).
         rows: how many.
-        mixture: a `Mixture`; `visits` gets them.
+        places, firsts, visits: of a `Mixture`; `visits` gets them.
     """
-    visits = mixture.visits
-    for row in range(rows):
-        for choice in range(mixture.chosen.shape[1]):
-            to = mixture.places[row, choice]
-            lanes.copy(visits.inputs[to].ctypes.data, space.inputs[row].ctypes.data, groups * GROUP * 2)
-            visits.outliers[to] = space.outliers[row]
-            for group in range(groups):
-                visits.scales[to * groups + group] = space.scales[row * groups + group]
-                visits.lows[to * groups + group] = space.lows[row * groups + group]
-                visits.sums[to * groups + group] = space.sums[row * groups + group]
+    for index in prange(rows):
+        row = np.int64(index)
+        for choice in range(places.shape[1]):
+            first, end = rows_beside(places[row, choice], firsts)
+            prepare_row(linear, visits, places[row, choice], first, end, normed[row].ctypes.data)
 
 
 @njit(nogil=True, parallel=True)

@@ -163,8 +163,10 @@ def store_bfloat16(b, address, x):
 
 
 @from_llvm(float32x16, _address, float32x16)
-def store_uint8(b, address, x):
-    """Rounds to the nearest uint8 (ties to even), writes 16 bytes; returns the integers. x must be in 0 … 255."""
+def store_int8(b, address, x):
+    """Rounds to the nearest int8 (ties to even), writes 16 bytes; returns the integers. x must be in -128 … 127; of NaN
+    any byte is written and NaN returned.
+    """
     whole = v.call(b, "llvm.rint.v16f32", v.FLOATS, x)
     v.store(b, b.trunc(b.fptosi(whole, v.INTS), v.BYTES), address, 1)
     return whole

@@ -150,11 +150,8 @@ class Workspace(NamedTuple):
         queries: uint16 (rows, num_heads * head_dim), bfloat16, rotated and scaled.
         attended: float32.
         gated: float32, gate and up.
-        inputs: uint16, of a linear: bfloat16, or in the first half uint8.
+        inputs: uint8, of a linear, by piece, see `inputs.py`.
         outliers: float32 (rows, MOST_OUTLIERS), inputs that are kept apart from the bytes.
-        scales: float32 (rows * groups,), of bytes; the row's own number of groups after the other.
-        lows: the same, the number that byte 0 stands for.
-        sums: the same, of the group's numbers as rounded.
         peaks: float32 (4 * num_layers + 1, widest input) while outliers are looked for, the largest magnitude of each
             input of each linear; else no rows.
         num_parts: equal parts of a linear's work, one for each thread that there may be.
@@ -169,9 +166,6 @@ class Workspace(NamedTuple):
     gated: Array
     inputs: Array
     outliers: Array
-    scales: Array
-    lows: Array
-    sums: Array
     peaks: Array
     num_parts: int
 

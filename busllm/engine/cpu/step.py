@@ -15,13 +15,14 @@ from numba import njit, prange
 from busllm.engine.cpu.attention import attend
 from busllm.engine.cpu.elementwise import add_row, gate_row, normalise_head, normalise_row, rotate_head
 from busllm.engine.cpu.experts import add_visits, choose_experts, send_rows
+from busllm.engine.cpu.inputs import prepare_row, rows_beside
 from busllm.engine.cpu.lanes import bfloat16_bits
-from busllm.engine.cpu.linear import multiply, prepare_row, read_row
+from busllm.engine.cpu.linear import BLOCK_ROWS, multiply, read_row
 from busllm.engine.cpu.runs import BLOCK
-from busllm.engine.cpu.shapes import Field, Part
+from busllm.engine.cpu.shapes import Part
 
 _QKV, _OUTPUT, _GATE_UP, _DOWN = (int(part) for part in Part)
-_NUM_PARTS, _NUM_GROUPS = len(Part), int(Field.NUM_GROUPS)
+_NUM_PARTS = len(Part)
 FEW_ROWS = 4  # rows that one core has done before others would have woken up
 
 
@@ -36,31 +37,34 @@ def hidden_states(model, sizes, heads, batch, cache, space, mixture, first, end)
         first, end: which layers.
     """
     rows = len(batch.token_ids)
-    whole = _all_rows(rows)
     if first == 0:
         _embed(model, batch, space)
     for layer in range(first, end):
         linears = model.linears[layer]
-        _normalise(linears[_QKV], model.norms[2 * layer], sizes, space, rows)
-        _note_peaks(space, _NUM_PARTS * layer + _QKV, space.normed, rows)
-        multiply(linears[_QKV], space, whole, space.merged)
-        _rotate_and_store(model, layer, sizes.norm_epsilon, heads, batch, cache, space)
+        for row in range(0, rows, BLOCK_ROWS):
+            some = _rows(row, min(row + BLOCK_ROWS, rows))
+            _normalise(linears[_QKV], model.norms[2 * layer], sizes, space, some)
+            _note_peaks(space, _NUM_PARTS * layer + _QKV, space.normed, some)
+            multiply(linears[_QKV], space, some, space.merged)
+            _rotate_and_store(model, layer, sizes.norm_epsilon, heads, batch, cache, space, some)
         attend(
             space.queries, cache.keys[layer], cache.values[layer], batch, model.windows[layer], heads, space.attended
         )
-        _prepare(linears[_OUTPUT], space, space.attended, rows)
-        _note_peaks(space, _NUM_PARTS * layer + _OUTPUT, space.attended, rows)
-        multiply(linears[_OUTPUT], space, whole, space.branch)
-        _normalise(linears[_GATE_UP], model.norms[2 * layer + 1], sizes, space, rows)
-        _note_peaks(space, _NUM_PARTS * layer + _GATE_UP, space.normed, rows)
+        for row in range(0, rows, BLOCK_ROWS):
+            some = _rows(row, min(row + BLOCK_ROWS, rows))
+            _prepare(linears[_OUTPUT], space, space.attended, some)
+            _note_peaks(space, _NUM_PARTS * layer + _OUTPUT, space.attended, some)
+            multiply(linears[_OUTPUT], space, some, space.branch)
+            _normalise(linears[_GATE_UP], model.norms[2 * layer + 1], sizes, space, some)
+            _note_peaks(space, _NUM_PARTS * layer + _GATE_UP, space.normed, some)
+            if not model.has_experts[layer]:
+                multiply(linears[_GATE_UP], space, some, space.gated)
+                _gate(linears[_DOWN], sizes.gate_size, space, some)
+                _note_peaks(space, _NUM_PARTS * layer + _DOWN, space.gated, some)
+                multiply(linears[_DOWN], space, some, space.branch)
         if model.has_experts[layer]:
             _visit_experts(model.routers[layer], linears, sizes, space, mixture, rows)
             note_visits(space, _NUM_PARTS * layer + _DOWN, mixture, rows)
-        else:
-            multiply(linears[_GATE_UP], space, whole, space.gated)
-            _gate(linears[_DOWN], sizes.gate_size, space, rows)
-            _note_peaks(space, _NUM_PARTS * layer + _DOWN, space.gated, rows)
-            multiply(linears[_DOWN], space, whole, space.branch)
     if end == sizes.num_layers:
         for row in range(rows):
             add_row(space.states[row].ctypes.data, space.branch[row].ctypes.data, space.states.shape[1])
@@ -70,17 +74,18 @@ def hidden_states(model, sizes, heads, batch, cache, space, mixture, first, end)
 def logits(model, sizes, space, rows, out):
     """The last norm and the head over space.states[:rows]; out: float32 (rows, 16 * tiles of the head)."""
     space.branch[:rows] = 0
-    _normalise(model.head, model.norms[2 * sizes.num_layers], sizes, space, rows)
-    _note_peaks(space, _NUM_PARTS * sizes.num_layers, space.normed, rows)
-    multiply(model.head, space, _all_rows(rows), out)
+    every = _rows(0, rows)
+    _normalise(model.head, model.norms[2 * sizes.num_layers], sizes, space, every)
+    _note_peaks(space, _NUM_PARTS * sizes.num_layers, space.normed, every)
+    multiply(model.head, space, every, out)
 
 
 @njit(nogil=True)
-def _all_rows(rows):
-    """The rows of a matrix that is alone."""
-    firsts = np.zeros(2, np.int64)
-    firsts[1] = rows
-    return firsts
+def _rows(first, end):
+    """Rows first … end - 1, as `multiply` wants those of each matrix."""
+    rows = np.empty(2, np.int64)
+    rows[0], rows[1] = first, end
+    return rows
 
 
 @njit(nogil=True)
@@ -96,7 +101,7 @@ def _note_peaks(space, linear, inputs, rows):
     large states that no other has.)
     """
     if len(space.peaks):
-        for row in range(1, rows):
+        for row in range(max(rows[0], 1), rows[1]):
             _note_row(space.peaks[linear], inputs[row])
 
 
@@ -121,37 +126,36 @@ def _note_row(peaks, inputs):
 @njit(nogil=True)
 def _normalise(linear, weights, sizes, space, rows):
     """Input of a linear from the residual stream, to which the last branch is added first."""
-    if rows <= FEW_ROWS:
-        for row in range(rows):
-            _normalise_one(linear, weights, sizes, space, row)
+    if rows[1] - rows[0] <= FEW_ROWS:
+        for row in range(rows[0], rows[1]):
+            _normalise_one(linear, weights, sizes, space, row, rows)
     else:
         _normalise_many(linear, weights, sizes, space, rows)
 
 
 @njit(nogil=True, parallel=True)
 def _normalise_many(linear, weights, sizes, space, rows):
-    for index in prange(rows):
+    for index in prange(rows[0], rows[1]):
         row = np.int64(index)  # as in the loop without threads, so that it is compiled once
-        _normalise_one(linear, weights, sizes, space, row)
+        _normalise_one(linear, weights, sizes, space, row, rows)
 
 
 @njit(nogil=True)
-def _normalise_one(linear, weights, sizes, space, row):
+def _normalise_one(linear, weights, sizes, space, row, rows):
     states, normed = space.states[row].ctypes.data, space.normed[row].ctypes.data
     add_row(states, space.branch[row].ctypes.data, space.states.shape[1])
     normalise_row(states, weights.ctypes.data, normed, sizes.hidden_size, sizes.norm_epsilon)
-    prepare_row(linear, space, row, normed)
+    prepare_row(linear, space, row, rows[0], rows[1], normed)
 
 
 # ---------------------------------------------------------------- around attention
 
 
 @njit(nogil=True)
-def _rotate_and_store(model, layer, epsilon, heads, batch, cache, space):
+def _rotate_and_store(model, layer, epsilon, heads, batch, cache, space, rows):
     """Queries to `space`, keys and values to the cache."""
-    rows = len(batch.token_ids)
-    if rows <= FEW_ROWS:
-        for row in range(rows):
+    if rows[1] - rows[0] <= FEW_ROWS:
+        for row in range(rows[0], rows[1]):
             _rotate_and_store_one(model, layer, epsilon, heads, batch, cache, space, row)
     else:
         _rotate_and_store_many(model, layer, epsilon, heads, batch, cache, space, rows)
@@ -159,7 +163,7 @@ def _rotate_and_store(model, layer, epsilon, heads, batch, cache, space):
 
 @njit(nogil=True, parallel=True)
 def _rotate_and_store_many(model, layer, epsilon, heads, batch, cache, space, rows):
-    for index in prange(rows):
+    for index in prange(rows[0], rows[1]):
         row = np.int64(index)  # as in the loop without threads, so that it is compiled once
         _rotate_and_store_one(model, layer, epsilon, heads, batch, cache, space, row)
 
@@ -195,18 +199,18 @@ def _rotate_and_store_one(model, layer, epsilon, heads, batch, cache, space, row
 @njit(nogil=True)
 def _prepare(linear, space, source, rows):
     """Input of a linear from float32 rows."""
-    if rows <= FEW_ROWS:
-        for row in range(rows):
-            prepare_row(linear, space, row, source[row].ctypes.data)
+    if rows[1] - rows[0] <= FEW_ROWS:
+        for row in range(rows[0], rows[1]):
+            prepare_row(linear, space, row, rows[0], rows[1], source[row].ctypes.data)
     else:
         _prepare_many(linear, space, source, rows)
 
 
 @njit(nogil=True, parallel=True)
 def _prepare_many(linear, space, source, rows):
-    for index in prange(rows):
+    for index in prange(rows[0], rows[1]):
         row = np.int64(index)  # as in the loop without threads, so that it is compiled once
-        prepare_row(linear, space, row, source[row].ctypes.data)
+        prepare_row(linear, space, row, rows[0], rows[1], source[row].ctypes.data)
 
 
 # ---------------------------------------------------------------- feed-forward
@@ -215,34 +219,35 @@ def _prepare_many(linear, space, source, rows):
 @njit(nogil=True)
 def _visit_experts(router, linears, sizes, space, mixture, rows):
     """The feed-forward half of a layer that is a mixture of experts; a visit is one row at one of its experts."""
-    visits, num_visits = mixture.visits, rows * mixture.chosen.shape[1]
+    visits = mixture.visits
     choose_experts(router, sizes.normalizes, space.normed, rows, mixture)
-    send_rows(linears[_GATE_UP, _NUM_GROUPS], space, rows, mixture)
+    send_rows(linears[_GATE_UP], space.normed, rows, mixture.places, mixture.firsts, visits)
     multiply(linears[_GATE_UP], visits, mixture.firsts, visits.gated)
-    _gate(linears[_DOWN], sizes.expert_size, visits, num_visits)
+    _gate(linears[_DOWN], sizes.expert_size, visits, mixture.firsts)
     multiply(linears[_DOWN], visits, mixture.firsts, visits.branch)
     add_visits(mixture, rows, space.branch)
 
 
 @njit(nogil=True)
-def _gate(linear, width, space, rows):
-    """The activation, and the input of the linear behind it."""
-    if rows <= FEW_ROWS:
-        for row in range(rows):
-            _gate_one(linear, width, space, row)
+def _gate(linear, width, space, firsts):
+    """The activation, and the input of the linear behind it; firsts as in `multiply`."""
+    if firsts[-1] - firsts[0] <= FEW_ROWS:
+        for row in range(firsts[0], firsts[-1]):
+            _gate_one(linear, width, space, row, firsts)
     else:
-        _gate_many(linear, width, space, rows)
+        _gate_many(linear, width, space, firsts)
 
 
 @njit(nogil=True, parallel=True)
-def _gate_many(linear, width, space, rows):
-    for index in prange(rows):
+def _gate_many(linear, width, space, firsts):
+    for index in prange(firsts[0], firsts[-1]):
         row = np.int64(index)  # as in the loop without threads, so that it is compiled once
-        _gate_one(linear, width, space, row)
+        _gate_one(linear, width, space, row, firsts)
 
 
 @njit(nogil=True)
-def _gate_one(linear, width, space, row):
+def _gate_one(linear, width, space, row, firsts):
     gated = space.gated[row].ctypes.data
     gate_row(gated, width)
-    prepare_row(linear, space, row, gated)
+    first, end = rows_beside(row, firsts)
+    prepare_row(linear, space, row, first, end, gated)

@@ -4,14 +4,14 @@ Owns: one function per number format and number of rows. A sum is added up in th
 so a row has the same bits alone and in any batch.
 Does not know: matrices (`linear.py` walks over tiles and rows), sequences.
 
-Quantised weights are multiplied by states that are uint8 with a scale and a zero point per group of 32: four per 32-bit
+Quantised weights are bytes without a sign, states int8 with a scale and a zero point per group of 32: four per 32-bit
 lane, products and the sum of a group in int32, which is exact. A few inputs are kept apart in float32 (`outliers.py`).
 
 Weights lie by tile of 16 outputs and within it by group of 32 inputs (bfloat16: by pair of inputs); see `pack.py`:
     int4      4 vectors of 64 bytes: lane n of vector j has the inputs 8j … 8j + 3 of output n in the lower nibbles of
               its four bytes and 8j + 4 … 8j + 7 in the upper ones; then 16 scales and 16 minimums in float16
-    int8      8 vectors of 64 bytes: lane n of vector j has the inputs 4j … 4j + 3 of output n; then 16 scales in
-              float32
+    int8      8 vectors of 64 bytes: lane n of vector j has the inputs 4j … 4j + 3 of output n, each with 128 added;
+              then 16 scales in float16 and the sums of 16 times 32 weights in int16
     bfloat16  16 vectors of 16 pairs
 """
 
@@ -25,15 +25,18 @@ from numba.core import cgutils
 
 from busllm.engine.cpu import vectors as v
 from busllm.engine.cpu.compiled import from_llvm
-from busllm.engine.cpu.shapes import MOST_OUTLIERS
+from busllm.engine.cpu.shapes import GROUP, MOST_OUTLIERS
 
-GROUP = 32  # inputs that share a scale
 _FEW_ROWS = 2  # with these a tile takes no longer than its weights come from memory
 _AHEAD_BYTES = 16 * 1024  # what is fetched meanwhile lies so far ahead
 INT4_GROUP_BYTES = 4 * 64 + 2 * 32
 INT8_GROUP_BYTES = 8 * 64 + 64
 BFLOAT16_PAIR_BYTES = 64
 BFLOAT16_GROUP_BYTES = GROUP // 2 * BFLOAT16_PAIR_BYTES
+# One group of a row's inputs: int8 and three numbers, or bfloat16 (`inputs.py`).
+INPUT_BYTES = GROUP + 3 * 4
+BFLOAT16_INPUT_BYTES = GROUP * 2
+_SCALES, _OFFSETS, _STARTS = range(3)
 
 _ADDRESS = types.int64
 
@@ -42,9 +45,9 @@ class _Tile(NamedTuple):
     """Arguments of a tile, as LLVM values.
 
     Attributes:
-        weights, bias, states, out: addresses of one tile's weights, 16 float32, the first row's inputs and results.
-        states_stride, out_stride: bytes from row to row.
-        scales, lows, sums: addresses of float32 (rows, num_groups), see `Workspace`; unused where the format has none.
+        weights, bias, out: addresses of one tile's weights, 16 float32, the first row's results.
+        out_stride: bytes from row to row.
+        states: address of the inputs of a piece of so many rows as the tile has, see `inputs.py`.
         num_groups: int64.
         channels, num_channels: address of int64, which inputs are kept apart, and how many.
         outliers: address of float32 (rows, MOST_OUTLIERS), these inputs.
@@ -53,10 +56,6 @@ class _Tile(NamedTuple):
     weights: Any
     bias: Any
     states: Any
-    states_stride: Any
-    scales: Any
-    lows: Any
-    sums: Any
     num_groups: Any
     channels: Any
     num_channels: Any
@@ -67,8 +66,8 @@ class _Tile(NamedTuple):
 
 @from_llvm(types.int32, _ADDRESS)
 def byte_at(b, address):
-    """A signed byte."""
-    return b.sext(v.load(b, address, v.INT8, 1), v.INT32)
+    """A byte without a sign."""
+    return b.zext(v.load(b, address, v.INT8, 1), v.INT32)
 
 
 @from_llvm(types.float32, _ADDRESS)
@@ -95,6 +94,12 @@ def put_float(b, address, x):
     v.store(b, x, address)
 
 
+@from_llvm(types.void, _ADDRESS, types.int64)
+def put_int32(b, address, x):
+    """Writes the lower half."""
+    v.store(b, b.trunc(x, v.INT32), address)
+
+
 @from_llvm(types.float32, _ADDRESS)
 def bfloat16_at(b, address):
     """A bfloat16 as float32."""
@@ -103,7 +108,9 @@ def bfloat16_at(b, address):
 
 
 def int4_tile(rows: int) -> Any:
-    """y = bias + Σ over groups of scale · (s · Σ q · x + low · Σ q) + minimum · Σ (s · x + low), with x in uint8.
+    """y = bias + Σ over groups of scale · s · (Σ q · x + z · Σ q) + minimum · Σ s · (x + z), with x and z in int8.
+
+    The sum of a group's q is one of bytes, in each of which eight q fit: one more product of the same kind.
 
     Returns:
         A compiled function with the arguments of `_Tile`.
@@ -112,13 +119,20 @@ def int4_tile(rows: int) -> Any:
 
     def group(b: Any, tile: _Tile, index: Any, totals: list[Any]) -> None:
         block = v.at(b, tile.weights, b.mul(index, v.constant(INT4_GROUP_BYTES)))
-        packed = [v.load(b, v.at(b, block, 64 * j), v.INTS, 64) for j in range(4)]
+        dots, sums = [v.all_lanes(v.INTS, 0)] * rows, v.all_lanes(v.INTS, 0)
+        for quad in range(0, 8, 2):
+            packed = v.load(b, v.at(b, block, 32 * quad), v.INTS, 64)
+            lower, upper = b.and_(packed, nibbles), b.and_(b.lshr(packed, four), nibbles)
+            sums = v.add_bytes(b, sums, v.add_bytes(b, lower, upper))
+            dots = _add_quads(b, tile, index, quad, lower, dots, is_small=True)
+            dots = _add_quads(b, tile, index, quad + 1, upper, dots, is_small=True)
+        for row, dot in enumerate(dots):
+            zero_point = _in_table(b, tile, _STARTS, index, row, rows, v.INT32)
+            dots[row] = v.dot_bytes(b, dot, sums, zero_point, is_small=True)
         scale, minimum = (v.widen_half(b, v.at(b, block, offset)) for offset in (256, 288))
-        weights = [half for x in packed for half in (b.and_(x, nibbles), b.and_(b.lshr(x, four), nibbles))]
-        shift = b.fmul(scale, _sum_of_nibbles(b, weights))
-        for row, total in enumerate(totals):
-            y = _add_group(b, tile, index, row, _Group(weights, scale, shift, fits_short=True), total)
-            b.store(v.fma(b, minimum, _splat_at(b, tile.sums, tile, index, row), y), total)
+        for row, (total, dot) in enumerate(zip(totals, dots, strict=True)):
+            y = _add_scaled(b, tile, index, row, rows, scale, dot, b.load(total))
+            b.store(v.fma(b, minimum, _in_table(b, tile, _OFFSETS, index, row, rows), y), total)
 
     def outlier(b: Any, block: Any, place: Any) -> Any:
         vector = b.add(block, b.shl(b.lshr(place, v.constant(3)), v.constant(6)))
@@ -131,22 +145,30 @@ def int4_tile(rows: int) -> Any:
 
 
 def int8_tile(rows: int) -> Any:
-    """y = bias + Σ over groups of scale · (s · Σ q · x + low · Σ q), with x in uint8; arguments of `_Tile`."""
+    """y = bias + Σ over groups of scale · s · (Σ (q + 128) · x - 128 · Σ x) + scale · Σ q · s · z, with x in int8.
+
+    Returns:
+        As `int4_tile`.
+    """
 
     def group(b: Any, tile: _Tile, index: Any, totals: list[Any]) -> None:
         block = v.at(b, tile.weights, b.mul(index, v.constant(INT8_GROUP_BYTES)))
-        weights = [v.load(b, v.at(b, block, 64 * j), v.INTS, 64) for j in range(8)]
-        scale = v.load(b, v.at(b, block, 512), v.FLOATS, 64)
-        shift = b.fmul(scale, _sum_of(b, weights))
-        for row, total in enumerate(totals):
-            b.store(_add_group(b, tile, index, row, _Group(weights, scale, shift, fits_short=False), total), total)
+        dots = [_in_table(b, tile, _STARTS, index, row, rows, v.INT32) for row in range(rows)]
+        for quad in range(8):
+            quads = v.load(b, v.at(b, block, 64 * quad), v.INTS, 64)
+            dots = _add_quads(b, tile, index, quad, quads, dots, is_small=False)
+        scale = v.widen_half(b, v.at(b, block, 512))
+        shift = b.fmul(scale, v.widen_short(b, v.at(b, block, 544)))
+        for row, (total, dot) in enumerate(zip(totals, dots, strict=True)):
+            y = _add_scaled(b, tile, index, row, rows, scale, dot, b.load(total))
+            b.store(v.fma(b, shift, _in_table(b, tile, _OFFSETS, index, row, rows), y), total)
 
     def outlier(b: Any, block: Any, place: Any) -> Any:
         vector = b.add(block, b.shl(b.lshr(place, v.constant(2)), v.constant(6)))
         up = b.shl(b.sub(v.constant(3), b.and_(place, v.constant(3))), v.constant(3))  # its byte to the highest
         highest = b.shl(v.load(b, vector, v.INTS, 64), v.splat(b, b.trunc(up, v.INT32)))
-        scale = v.load(b, v.at(b, block, 512), v.FLOATS, 64)
-        return b.fmul(b.sitofp(b.ashr(highest, v.all_lanes(v.INTS, 24)), v.FLOATS), scale)
+        weight = b.ashr(b.xor(highest, v.all_lanes(v.INTS, -(2**31))), v.all_lanes(v.INTS, 24))  # 128 less
+        return b.fmul(b.sitofp(weight, v.FLOATS), v.widen_half(b, v.at(b, block, 512)))
 
     return _tile(rows, group, INT8_GROUP_BYTES, outlier)
 
@@ -159,49 +181,30 @@ def bfloat16_tile(rows: int) -> Any:
         for pair in range(GROUP // 2):
             weights = v.load(b, v.at(b, block, BFLOAT16_PAIR_BYTES * pair), v.INTS, 64)
             for row, total in enumerate(totals):
-                place = b.add(b.mul(index, v.constant(2 * GROUP)), v.constant(4 * pair))
-                states = v.splat(b, v.load(b, _in_row(b, tile, row, place), v.INT32))
+                first = b.add(tile.states, b.mul(index, v.constant(rows * BFLOAT16_INPUT_BYTES)))
+                states = v.splat(b, v.load(b, v.at(b, first, 2 * GROUP * row + 4 * pair), v.INT32))
                 b.store(v.dot_pairs(b, b.load(total), weights, states), total)
 
     return _tile(rows, group, BFLOAT16_GROUP_BYTES)
 
 
-class _Group(NamedTuple):
-    """One group's weights of 16 outputs: 8 vectors of four bytes per lane, their scale, scale times their sum."""
+def _add_quads(b: Any, tile: _Tile, index: Any, quad: int, quads: Any, dots: list[Any], *, is_small: bool) -> list[Any]:
+    """Each row's products with the quad-th four inputs of a group added to its sum.
 
-    weights: list[Any]
-    scale: Any
-    shift: Any
-    fits_short: bool
-
-
-def _sum_of(b: Any, weights: list[Any]) -> Any:
-    """The sums of a group's weights, float32."""
-    total = v.all_lanes(v.INTS, 0)
-    for quads in weights:
-        total = v.dot_bytes(b, total, v.all_lanes(v.INTS, 0x01010101), quads, fits_short=True)
-    return b.sitofp(total, v.FLOATS)
+    All rows one after the other: so few vectors of weights are held at a time, and the states come from memory within
+    the instruction that multiplies.
+    """
+    first, added = b.add(tile.states, b.mul(index, v.constant(len(dots) * INPUT_BYTES))), []
+    for row, dot in enumerate(dots):
+        states = v.splat(b, v.load(b, v.at(b, first, GROUP * row + 4 * quad), v.INT32))
+        added.append(v.dot_bytes(b, dot, quads, states, is_small=is_small))
+    return added
 
 
-def _sum_of_nibbles(b: Any, weights: list[Any]) -> Any:
-    """The same for bytes of 0 … 15, of which eight fit into one; leaves the multiplying ports to others."""
-    kind = ir.VectorType(v.INT8, 4 * v.LANES)
-    parts = [b.bitcast(quads, kind) for quads in weights]
-    while len(parts) > 1:
-        parts = [b.add(first, second) for first, second in zip(parts[::2], parts[1::2], strict=True)]
-    return _sum_of(b, [b.bitcast(parts[0], v.INTS)])
-
-
-def _add_group(b: Any, tile: _Tile, index: Any, row: int, group: _Group, total: Any) -> Any:
-    """One row's total with a group's products: + scale · s · Σ q · x + shift · low."""
-    dots, first = [v.all_lanes(v.INTS, 0)] * 2, b.mul(index, v.constant(GROUP))
-    for quad, quads in enumerate(group.weights):
-        states = v.splat(b, v.load(b, _in_row(b, tile, row, b.add(first, v.constant(4 * quad))), v.INT32))
-        dots[quad % 2] = v.dot_bytes(b, dots[quad % 2], states, quads, fits_short=group.fits_short)
-    dot = b.add(*dots)
-    own, low = (_splat_at(b, table, tile, index, row) for table in (tile.scales, tile.lows))
-    y = v.fma(b, b.sitofp(dot, v.FLOATS), b.fmul(group.scale, own), b.load(total))
-    return v.fma(b, group.shift, low, y)
+def _add_scaled(b: Any, tile: _Tile, index: Any, row: int, rows: int, scale: Any, dot: Any, total: Any) -> Any:
+    """total + scale · s · dot"""
+    own = _in_table(b, tile, _SCALES, index, row, rows)
+    return v.fma(b, b.sitofp(dot, v.FLOATS), b.fmul(scale, own), total)
 
 
 def _tile(rows: int, group: Any, group_bytes: int, outlier: Any = None) -> Any:
@@ -247,11 +250,7 @@ def _add_outliers(b: Any, tile: _Tile, totals: list[Any], group_bytes: int, outl
             b.store(v.fma(b, weights, state, b.load(total)), total)
 
 
-def _in_row(b: Any, tile: _Tile, row: int, place: Any) -> Any:
-    return b.add(tile.states, b.add(b.mul(tile.states_stride, v.constant(row)), place))
-
-
-def _splat_at(b: Any, table: Any, tile: _Tile, index: Any, row: int) -> Any:
-    """Element (row, index) of a float32 table with `num_groups` columns, in all lanes."""
-    place = b.add(b.mul(tile.num_groups, v.constant(row)), index)
-    return v.splat(b, v.load(b, v.at(b, table, b.mul(place, v.constant(4))), v.FLOAT))
+def _in_table(b: Any, tile: _Tile, table: int, index: Any, row: int, rows: int, kind: Any = v.FLOAT) -> Any:
+    """What a table has for a row of so many and a group, in all lanes."""
+    first = b.add(tile.states, b.mul(index, v.constant(rows * INPUT_BYTES)))
+    return v.splat(b, v.load(b, v.at(b, first, rows * GROUP + 4 * (rows * table + row)), kind))

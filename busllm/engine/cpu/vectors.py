@@ -128,17 +128,28 @@ def widen_half(b: Builder, address: Value) -> Value:
     return b.fpext(load(b, address, HALVES, 32), FLOATS)
 
 
+def widen_short(b: Builder, address: Value) -> Value:
+    """Reads 16 int16 as float32."""
+    return b.sitofp(load(b, address, SHORTS, 32), FLOATS)
+
+
+def add_bytes(b: Builder, x: Value, y: Value) -> Value:
+    """x + y in each byte of 16 x i32."""
+    kind = ir.VectorType(INT8, 4 * LANES)
+    return b.bitcast(b.add(b.bitcast(x, kind), b.bitcast(y, kind)), INTS)
+
+
 # ---------------------------------------------------------------- dot products
 
 
-def dot_bytes(b: Builder, total: Value, x: Value, y: Value, *, fits_short: bool) -> Value:
+def dot_bytes(b: Builder, total: Value, x: Value, y: Value, *, is_small: bool) -> Value:
     """total + the sums of four products of bytes, per lane of int32; exact.
 
     Args:
         total: 16 x i32.
         x: 16 x i32, four uint8 in each.
         y: 16 x i32, four int8 in each.
-        fits_short: any sum of two products fits into int16.
+        is_small: all of x are below 128, so any sum of two products fits into int16.
     """
     match INSTRUCTIONS.byte_dot:
         case ByteDot.VNNI_512:
@@ -148,13 +159,15 @@ def dot_bytes(b: Builder, total: Value, x: Value, y: Value, *, fits_short: bool)
             return _in_parts(b, 2, lambda t, p, q: call(b, name, t.type, t, p, q), total, x, y)
         case ByteDot.MADD_512:
             by_two, by_four = "llvm.x86.avx512.pmaddw.d.512", "llvm.x86.avx512.pmaddubs.w.512"
-            return b.add(total, _multiplied_bytes(b, by_two, by_four, x, y, fits_short))
+            return b.add(total, _multiplied_bytes(b, by_two, by_four, x, y, is_small))
         case ByteDot.MADD_256:
             by_two, by_four = "llvm.x86.avx2.pmadd.wd", "llvm.x86.avx2.pmadd.ub.sw"
-            products = _in_parts(b, 2, lambda p, q: _multiplied_bytes(b, by_two, by_four, p, q, fits_short), x, y)
+            products = _in_parts(b, 2, lambda p, q: _multiplied_bytes(b, by_two, by_four, p, q, is_small), x, y)
             return b.add(total, products)
         case ByteDot.NEON_USDOT:
             return _in_parts(b, 4, lambda *of: _neon_dot(b, "usdot", *of), total, x, y)
+        case ByteDot.NEON_SDOT if is_small:
+            return _in_parts(b, 4, lambda *of: _neon_dot(b, "sdot", *of), total, x, y)
         case ByteDot.NEON_SDOT:  # x · y = (x - 128) · y + 128 · y
             less = b.xor(x, all_lanes(INTS, -0x7F7F7F80))
             total = _in_parts(b, 4, lambda *of: _neon_dot(b, "sdot", *of), total, less, y)
@@ -209,10 +222,10 @@ def _upper_halves(b: Builder, pairs: Value) -> Value:
     return b.bitcast(b.and_(pairs, all_lanes(INTS, -65536)), FLOATS)
 
 
-def _multiplied_bytes(b: Builder, by_two: str, by_four: str, x: Value, y: Value, fits_short: bool) -> Value:
+def _multiplied_bytes(b: Builder, by_two: str, by_four: str, x: Value, y: Value, is_small: bool) -> Value:
     """Sums of four products of uint8 and int8, by the names of the instructions that multiply shorts and bytes."""
     shorts, bytes_ = (ir.VectorType(kind, n * x.type.count) for kind, n in ((INT16, 2), (INT8, 4)))
-    if fits_short:
+    if is_small:
         pairs = call(b, by_four, shorts, b.bitcast(x, bytes_), b.bitcast(y, bytes_))
         return call(b, by_two, x.type, pairs, ir.Constant(shorts, [1] * shorts.count))
     eight = ir.Constant(shorts, [8] * shorts.count)

@@ -11,6 +11,7 @@ import numpy as np
 from busllm.engine.cpu.pack import aligned_zeros
 from busllm.engine.cpu.shapes import GROUP, MOST_OUTLIERS, VECTOR, Array, Mixture, Part, Workspace, padded
 from busllm.engine.cpu.threads import num_threads
+from busllm.engine.cpu.tiles import BFLOAT16_INPUT_BYTES
 from busllm.engine.models.config import ModelConfig
 
 
@@ -80,7 +81,6 @@ def _floats(num_rows: int, width: int) -> Array:
 
 
 def _inputs(num_rows: int, widest: int) -> dict[str, Array]:
-    """Inputs of linears and what belongs to them."""
-    tables = {"outliers": _floats(num_rows, MOST_OUTLIERS)}
-    tables |= {name: aligned_zeros((num_rows * widest // GROUP,), np.float32) for name in ("scales", "lows", "sums")}
-    return {"inputs": aligned_zeros((num_rows, widest), np.uint16), **tables}
+    """Inputs of linears, of which bfloat16 takes most room, and what is kept apart."""
+    num_bytes = num_rows * widest // GROUP * BFLOAT16_INPUT_BYTES
+    return {"inputs": aligned_zeros((num_bytes,), np.uint8), "outliers": _floats(num_rows, MOST_OUTLIERS)}

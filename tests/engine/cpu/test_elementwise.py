@@ -1,4 +1,4 @@
-"""Norms, rotation, activation and number formats of single rows, against numpy."""
+"""Norms, rotation and activation of single rows, against numpy."""
 
 from __future__ import annotations
 
@@ -51,46 +51,6 @@ def test_a_head_turns_by_its_angles() -> None:
     elementwise.rotate_head(head, cosines, sines)
     np.testing.assert_allclose(head[:10], low * cosines - high * sines, atol=1e-6)
     np.testing.assert_allclose(head[10:], high * cosines + low * sines, atol=1e-6)
-
-
-def test_a_row_in_bytes_is_off_by_half_a_step_at_most_and_keeps_its_zeros() -> None:
-    source, out = row(96, 10), np.zeros(96, np.uint8)
-    source[3], source[32:64], source[64:] = 0, 0, np.abs(source[64:]) + 1
-    scales, lows, sums = (np.zeros(3, np.float32) for _ in range(3))
-    elementwise.quantise_row(source.ctypes.data, 3, out.ctypes.data, scales, lows, sums)
-    restored = out.reshape(3, 32) * scales[:, None] + lows[:, None]
-    assert (np.abs(restored - source.reshape(3, 32)) <= 1.01 * scales[:, None]).all()
-    assert abs(restored[0, 3]) <= 1e-6
-    np.testing.assert_array_equal(restored[1], 0)
-    np.testing.assert_allclose(sums, restored.sum(axis=1), rtol=1e-5, atol=1e-4)
-
-
-def in_bytes(source: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Bytes, scales, lows and sums of a row."""
-    num_groups = len(source) // 32
-    out, tables = np.zeros(len(source), np.uint8), [np.zeros(num_groups, np.float32) for _ in range(3)]
-    elementwise.quantise_row(source.ctypes.data, num_groups, out.ctypes.data, *tables)
-    return out, *tables
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("place", [0, 15, 16, 31])
-def test_one_number_that_is_none_makes_its_group_such_and_no_other(value: float, place: int) -> None:
-    source = row(96)
-    source[32 + place] = value
-    _, scales, lows, _ = in_bytes(source)
-    assert np.isnan(scales[1] * 3 + lows[1])
-    assert np.isfinite(scales[[0, 2]]).all()
-    assert np.isfinite(lows[[0, 2]]).all()
-
-
-@pytest.mark.parametrize("size", [1e-45, 1e-38, 7e-37, 2e-36])
-def test_numbers_too_small_for_a_scale_are_zeros(size: float) -> None:
-    source = np.zeros(32, np.float32)
-    source[::2], source[1] = size, -size
-    out, scales, lows, sums = in_bytes(source)
-    np.testing.assert_allclose(scales[0] * out + lows[0], source, atol=2e-36)
-    assert np.isfinite([scales[0], lows[0], sums[0]]).all()
 
 
 def test_a_row_of_zeros_and_no_epsilon_give_nan_and_no_error() -> None:

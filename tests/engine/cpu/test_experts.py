@@ -9,15 +9,18 @@ import numpy.typing as npt
 import pytest
 
 from busllm.engine.cpu.kernels import prepare_kernels
-from busllm.engine.cpu.shapes import Mixture
+from busllm.engine.cpu.shapes import Format, Mixture
 from busllm.engine.models.config import ModelConfig, read_config
 
 prepare_kernels()
 
 from busllm.engine.cpu.experts import add_visits, choose_experts, send_rows  # noqa: E402
+from busllm.engine.cpu.inputs import prepare_row, rows_beside  # noqa: E402
 from busllm.engine.cpu.pack import aligned_zeros  # noqa: E402
 from busllm.engine.cpu.step import note_visits  # noqa: E402
 from busllm.engine.cpu.workspace import make_mixture, make_workspace  # noqa: E402
+from tests.engine.cpu.pieces_of_rows import row_inputs  # noqa: E402
+from tests.engine.cpu.weights import packed_matrix  # noqa: E402
 
 Floats = npt.NDArray[np.float32]
 HIDDEN = 64
@@ -119,16 +122,16 @@ def test_a_row_chooses_the_same_bits_alone_and_in_a_batch() -> None:
 
 def test_what_experts_that_change_nothing_give_back_is_the_row() -> None:
     shape, states = config(6, 2), random(7, HIDDEN, seed=1)
-    space, groups = make_workspace(shape, 7), HIDDEN // 32
-    mixture = choose(random(6, HIDDEN), states, 2)
-    space.inputs[:, :HIDDEN] = states.view(np.uint32) >> 16
-    space.scales[: 7 * groups] = np.arange(7 * groups)
-    send_rows(groups, space, 7, mixture)
+    space, mixture = make_workspace(shape, 7), choose(random(6, HIDDEN), states, 2)
+    linear = packed_matrix(Format.INT8, 16, HIDDEN).linear
+    send_rows(linear, states, 7, mixture.places, mixture.firsts, mixture.visits)
     for row in range(7):
+        prepare_row(linear, space, row, 0, 7, states[row].ctypes.data)
+        expected = row_inputs(space.inputs, Format.INT8, HIDDEN // 32, row, (0, 7))
         for visit in mixture.places[row]:
-            np.testing.assert_array_equal(mixture.visits.inputs[visit, :HIDDEN], space.inputs[row, :HIDDEN])
-            own = slice(visit * groups, (visit + 1) * groups)
-            np.testing.assert_array_equal(mixture.visits.scales[own], [row * groups, row * groups + 1])
+            beside = rows_beside(visit, mixture.firsts)
+            sent = row_inputs(mixture.visits.inputs, Format.INT8, HIDDEN // 32, int(visit), beside)
+            np.testing.assert_array_equal(sent.numbers, expected.numbers)
             mixture.visits.branch[visit] = states[row]
     add_visits(mixture, 7, space.branch)
     np.testing.assert_allclose(space.branch, states, rtol=1e-6)

@@ -7,15 +7,15 @@ import numpy.typing as npt
 import pytest
 
 from busllm.engine.cpu.kernels import prepare_kernels
-from busllm.engine.cpu.shapes import MOST_OUTLIERS, Format, Workspace, padded
+from busllm.engine.cpu.shapes import MOST_OUTLIERS, Format, padded
 from tests.engine.cpu.weights import PackedMatrix, packed_matrix
 
 prepare_kernels()
 
-from busllm.engine.cpu.linear import multiply, prepare_row, read_row  # noqa: E402
-from busllm.engine.cpu.workspace import make_workspace  # noqa: E402
-from busllm.engine.models.config import ModelConfig  # noqa: E402
-from busllm.engine.models.rope_config import RopeConfig  # noqa: E402
+from busllm.engine.cpu.inputs import prepare_row, rows_beside  # noqa: E402
+from busllm.engine.cpu.linear import multiply, read_row  # noqa: E402
+from tests.engine.cpu.pieces_of_rows import row_inputs  # noqa: E402
+from tests.engine.cpu.spaces import workspace  # noqa: E402
 
 SHAPES = [(48, 64), (40, 96), (7, 80), (960, 576)]
 APART = (0, 5, 13, 31, 34, 43, 58, 63)  # one in each place of a word, and in each half of it
@@ -23,35 +23,12 @@ FORMATS = [(kind, apart) for kind in Format for apart in ((), APART)]
 TOLERANCES = {Format.INT4: 1e-2, Format.INT8: 1e-2, Format.BFLOAT16: 4e-3}
 
 
-def workspace(columns: int, rows: int) -> Workspace:
-    config = ModelConfig(
-        architecture="test",
-        vocab_size=16,
-        hidden_size=columns,
-        intermediate_size=columns,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=16,
-        rms_norm_eps=1e-5,
-        max_context_tokens=16,
-        rope=RopeConfig(16, 1e4),
-        tie_word_embeddings=True,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        layer_windows=(None,),
-    )
-    return make_workspace(config, rows)
-
-
 def product(matrix: PackedMatrix, states: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     rows, columns = states.shape
     space = workspace(columns, rows)
     space.normed[:, :columns] = states
     for row in range(rows):
-        prepare_row(matrix.linear, space, row, space.normed[row].ctypes.data)
+        prepare_row(matrix.linear, space, row, 0, rows, space.normed[row].ctypes.data)
     out = np.full((rows, padded(len(matrix.dense), 16)), np.nan, np.float32)
     multiply(matrix.linear, space, np.array([0, rows]), out)
     return out[:, : len(matrix.dense)]
@@ -92,16 +69,8 @@ def rounded(matrix: PackedMatrix, states: npt.NDArray[np.float32]) -> npt.NDArra
     groups, apart = padded(columns, 32) // 32, matrix.channels
     seen = np.zeros((rows, 32 * groups))
     for row in range(rows):
-        prepare_row(matrix.linear, space, row, space.normed[row].ctypes.data)
-        if matrix.linear[0] == Format.BFLOAT16:
-            bits = space.inputs[row, : 32 * groups].astype(np.uint32) << 16
-            seen[row] = bits.view(np.float32)
-            continue
-        table = slice(row * groups, (row + 1) * groups)
-        integers = space.inputs[row].view(np.uint8)[: 32 * groups].reshape(groups, 32).astype(np.float64)
-        numbers = integers * space.scales[table, None] + space.lows[table, None]
-        np.testing.assert_allclose(numbers.sum(axis=1), space.sums[table], rtol=1e-5, atol=1e-4)
-        seen[row] = numbers.reshape(-1)
+        prepare_row(matrix.linear, space, row, 0, rows, space.normed[row].ctypes.data)
+        seen[row] = row_inputs(space.inputs, Format(matrix.linear[0]), groups, row, (0, rows)).numbers.reshape(-1)
         seen[row, apart] += space.outliers[row, : len(apart)]
     return seen[:, :columns]
 
@@ -123,9 +92,10 @@ def test_matrices_one_after_the_other_give_each_of_their_rows_what_one_alone_giv
     together, states = packed_matrix(kind, 3 * 48, 96, apart), some_states(19, 96)
     space, out = workspace(96, 19), np.full((19, 48), np.nan, np.float32)
     space.normed[:, :96] = states
+    firsts = np.array([0, 7, 7, 19])  # the second has no rows
     for row in range(19):
-        prepare_row(together.linear, space, row, space.normed[row].ctypes.data)
-    multiply(together.linear, space, np.array([0, 7, 7, 19]), out)  # the second has no rows
+        prepare_row(together.linear, space, row, *rows_beside(row, firsts), space.normed[row].ctypes.data)
+    multiply(together.linear, space, firsts, out)
     expected = product(together, states)
     np.testing.assert_array_equal(out[:7], expected[:7, :48])
     np.testing.assert_array_equal(out[7:], expected[7:, 96:])
@@ -153,7 +123,7 @@ def test_what_is_kept_apart_stays_in_the_row_that_it_was_read_from() -> None:
     matrix, states = packed_matrix(Format.INT4, 40, 64, APART), some_states(1, 64)
     space = workspace(64, 1)
     space.normed[:] = states
-    prepare_row(matrix.linear, space, 0, space.normed[0].ctypes.data)
+    prepare_row(matrix.linear, space, 0, 0, 1, space.normed[0].ctypes.data)
     np.testing.assert_array_equal(space.normed, states)
     np.testing.assert_array_equal(space.outliers[0], states[0, APART])
 

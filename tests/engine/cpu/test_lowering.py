@@ -28,7 +28,7 @@ llvm.initialize_all_targets()
 llvm.initialize_all_asmprinters()
 module = ir.Module()
 for make in (tiles.int4_tile, tiles.int8_tile, tiles.bfloat16_tile):
-    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 13)
+    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 9)
     function = ir.Function(module, kind, make.__name__)
     builder = ir.IRBuilder(function.append_basic_block())
     make(2).write(builder, *function.args)
@@ -40,21 +40,20 @@ print(machine.emit_assembly(parsed))
 X86, ARM = "x86_64-linux-gnu", "aarch64-linux-gnu"
 AVX2 = "+avx2,+fma,+f16c"
 AVX512 = AVX2 + ",+avx512f,+avx512bw,+avx512vl,+avx512dq"
-PRODUCTS = 2 * 8 * 2  # of four bytes in 16 lanes: two formats, eight in a group, two rows
-SUMS = 1 + 8  # of a group's weights: nibbles are added up first
+PRODUCTS = 2 * 8 * 2 + 2  # of four bytes in 16 lanes: two formats, eight in a group, two rows; int4 has zero points
 PAIRS = 16 * 2  # of bfloat16
 
 TARGETS = [
-    ("vnni-512", True, X86, "sapphirerapids", f"{AVX512},+avx512vnni,+avx512bf16", "vpdpbusd", PRODUCTS + SUMS),
+    ("vnni-512", True, X86, "sapphirerapids", f"{AVX512},+avx512vnni,+avx512bf16", "vpdpbusd", PRODUCTS),
     ("vnni-512", True, X86, "sapphirerapids", f"{AVX512},+avx512vnni,+avx512bf16", "vdpbf16ps", PAIRS),
-    ("vnni-512", False, X86, "cascadelake", f"{AVX512},+avx512vnni", "vpdpbusd", PRODUCTS + SUMS),
-    ("vnni-256", False, X86, "alderlake", f"{AVX2},+avxvnni", "vpdpbusd", 2 * (PRODUCTS + SUMS)),
-    ("madd-512", False, X86, "skylake-avx512", AVX512, "vpmaddubsw", PRODUCTS // 2 + SUMS),
-    ("madd-256", False, X86, "haswell", AVX2, "vpmaddubsw", 2 * (PRODUCTS // 2 + SUMS)),
-    ("neon-usdot", False, ARM, "neoverse-v1", "+neon,+dotprod,+i8mm", "usdot", 4 * (PRODUCTS + SUMS)),
-    # Once more for each; of 128 times the weights' sums it keeps one for both rows.
-    ("neon-sdot", False, ARM, "neoverse-n1", "+neon,+dotprod", "sdot", 4 * (PRODUCTS + SUMS)),
-    ("neon", False, ARM, "cortex-a72", "+neon", "mla", 4 * (PRODUCTS + SUMS)),
+    ("vnni-512", False, X86, "cascadelake", f"{AVX512},+avx512vnni", "vpdpbusd", PRODUCTS),
+    ("vnni-256", False, X86, "alderlake", f"{AVX2},+avxvnni", "vpdpbusd", 2 * PRODUCTS),
+    ("madd-512", False, X86, "skylake-avx512", AVX512, "vpmaddubsw", PRODUCTS // 2 + 1),
+    ("madd-256", False, X86, "haswell", AVX2, "vpmaddubsw", 2 * (PRODUCTS // 2 + 1)),
+    ("neon-usdot", False, ARM, "neoverse-v1", "+neon,+dotprod,+i8mm", "usdot", 4 * PRODUCTS),
+    # Of int8 once more for each four states, which are the same in all lanes.
+    ("neon-sdot", False, ARM, "neoverse-n1", "+neon,+dotprod", "sdot", 4 * PRODUCTS + 16),
+    ("neon", False, ARM, "cortex-a72", "+neon", "mla", 4 * PRODUCTS),
 ]
 
 
