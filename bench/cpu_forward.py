@@ -145,7 +145,7 @@ class Steps:
             ),
             "attention": (
                 lambda n: attend(
-                    space.queries, cache.keys[n], cache.values[n], batch, model.windows[n], heads, space.attended
+                    space.queries, cache.keys, cache.values, n, batch, model.windows[n], heads, space.attended
                 ),
                 every,
             ),

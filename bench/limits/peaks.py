@@ -37,7 +37,7 @@ _READ_VECTORS = 4  # of 64 bytes at a time
 _PIECES = 64
 
 _INSTRUCTIONS: dict[Product, tuple[Callable[..., Any], Any, int]] = {
-    Product.UINT8: (partial(v.dot_bytes, is_small=True), v.INTS, 4),
+    Product.INT8: (partial(v.dot_bytes, is_small=True), v.INTS, 4),
     Product.BFLOAT16: (v.dot_pairs, v.FLOATS, 2),
 }  # of a kind of states: the instruction, what it adds up, products per lane
 

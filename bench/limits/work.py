@@ -28,7 +28,7 @@ _KV_BYTES = 2  # of a number of the cache: bfloat16
 class Product(Enum):
     """What is multiplied, by the number format of the states."""
 
-    UINT8 = "uint8"
+    INT8 = "int8"
     BFLOAT16 = "bfloat16"
 
 
@@ -71,7 +71,7 @@ def work_of(config: ModelConfig, packed: PackedModel, rows: Sequence[Rows]) -> W
     used.append((head, len(rows), Fraction(1)))
     multiply_adds: Counter[Product] = Counter()
     for name, times, share in used:
-        product = Product.BFLOAT16 if packed.formats[name] is Format.BFLOAT16 else Product.UINT8
+        product = Product.BFLOAT16 if packed.formats[name] is Format.BFLOAT16 else Product.INT8
         multiply_adds[product] += times * int(share * _num_weights(packed, name))
     multiply_adds[Product.BFLOAT16] += _attention(config, rows)
     per_position = 2 * config.num_kv_heads * config.head_dim * _KV_BYTES

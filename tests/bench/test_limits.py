@@ -84,7 +84,7 @@ def test_weights_of_any_bits_are_multiplied_by_bytes_and_attention_by_bfloat16()
     attention = 2 * LAYERS * HEADS * DIM * (100 + 50)
     linears = LAYERS * (QKV + OUTPUT + GATE_UP + DOWN) + HEAD
     for quantization in ("int4", "int8"):
-        assert counted(quantization, rows).multiply_adds == {Product.UINT8: 2 * linears, Product.BFLOAT16: attention}
+        assert counted(quantization, rows).multiply_adds == {Product.INT8: 2 * linears, Product.BFLOAT16: attention}
     assert counted("none", rows).multiply_adds == {Product.BFLOAT16: 2 * linears + attention}
 
 
@@ -92,7 +92,7 @@ def test_a_prompt_chunk_goes_through_the_head_once_and_each_token_sees_those_bef
     work = counted("int8", [Rows(0, 10, 5)])
     linears = LAYERS * (QKV + OUTPUT + GATE_UP + DOWN)
     assert work.multiply_adds == {
-        Product.UINT8: 5 * linears + HEAD,
+        Product.INT8: 5 * linears + HEAD,
         Product.BFLOAT16: 2 * LAYERS * HEADS * DIM * (11 + 12 + 13 + 14 + 15),
     }
 
@@ -104,7 +104,7 @@ def test_of_experts_a_token_needs_those_it_goes_through() -> None:
     every = counted("int8", rows, **qwen, **some | {"num_experts": 2})
     assert work == every
     without = counted("int8", rows, **qwen, **some | {"num_experts": 0})
-    more = work.multiply_adds[Product.UINT8] - without.multiply_adds[Product.UINT8]
+    more = work.multiply_adds[Product.INT8] - without.multiply_adds[Product.INT8]
     assert more == 2 * LAYERS * (GATE_UP + DOWN)  # one of the two takes the place of the dense layer
 
 
@@ -121,7 +121,7 @@ def test_a_step_is_held_against_the_later_of_both_bounds() -> None:
     rates = dict.fromkeys(Product, 1e9)
     peaks = Peaks(num_cores=2, read_one=1e9, read_all=2e9, multiply_one=rates, multiply_all=rates)
     work = Work(
-        weight_bytes=3_000_000, kv_bytes=1_000_000, multiply_adds={Product.UINT8: 2_000_000, Product.BFLOAT16: 10**6}
+        weight_bytes=3_000_000, kv_bytes=1_000_000, multiply_adds={Product.INT8: 2_000_000, Product.BFLOAT16: 10**6}
     )
     assert math.isclose(peaks.memory_s(work), 0.002)
     assert math.isclose(peaks.arithmetic_s(work), 0.001 + 0.0005)
@@ -131,7 +131,7 @@ def test_a_step_is_held_against_the_later_of_both_bounds() -> None:
 
 def test_cores_that_do_less_together_than_alone_are_told_of() -> None:
     def peaks(together: float) -> Peaks:
-        one, every = {Product.UINT8: 1.0}, {Product.UINT8: together}
+        one, every = {Product.INT8: 1.0}, {Product.INT8: together}
         return Peaks(num_cores=2, read_one=1, read_all=1, multiply_one=one, multiply_all=every)
 
     assert [peaks(together).is_disturbed for together in (1.0, 1.7, 1.95)] == [True, True, False]

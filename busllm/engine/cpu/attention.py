@@ -96,38 +96,39 @@ _MOST, _SOME, _ = _ROWS
 
 
 @njit(nogil=True, parallel=True)
-def attend(queries, keys, values, batch, window, heads, out):
+def attend(queries, keys, values, layer, batch, window, heads, out):
     """One layer's attention.
 
     Args:
         queries: uint16 (num_tokens, num_heads * head_dim), bfloat16, scaled.
-        keys, values: one layer of `Cache`.
+        keys, values: of `Cache`.
+        layer: which.
         batch: Batch.
         window: how many positions a token sees.
         heads: Heads.
         out: float32 (num_tokens, at least num_heads * head_dim).
     """
     for item in prange(len(batch.items)):
-        _attend_item(np.int64(item), queries, keys, values, batch, window, heads, out)
+        _attend_item(np.int64(item), queries, keys, values, layer, batch, window, heads, out)
 
 
 @njit(nogil=True)
-def _attend_item(item, queries, keys, values, batch, window, heads, out):
+def _attend_item(item, queries, keys, values, layer, batch, window, heads, out):
     """Makes memory for one piece. It must outlive all use of its address, so the work is another function."""
     _, _, _, num_heads, first_token, num_tokens = batch.items[item]
     rows = num_heads * num_tokens
     scratch = np.empty(rows * (heads.head_dim // 2 + RUN + RUN // 2 + heads.padded_head_dim), np.float32)
     states = np.empty((2, rows), np.float32)
     place = (batch.positions[first_token], window)
-    found = find_pages(item, keys, values, batch, heads)
-    ahead = _first_blocks(min(item + 1, len(batch.items) - 1), keys, values, batch, window, heads)
+    found = find_pages(item, keys, values, layer, batch, heads)
+    ahead = _first_blocks(min(item + 1, len(batch.items) - 1), keys, values, layer, batch, window, heads)
     _attend_in(scratch, states, batch.items[item], place, queries, found, ahead, heads, out)
 
 
 @njit(nogil=True)
-def _first_blocks(item, keys, values, batch, window, heads):
+def _first_blocks(item, keys, values, layer, batch, window, heads):
     """Where a piece begins to read."""
-    where, pages = find_pages(item, keys, values, batch, heads)
+    where, pages = find_pages(item, keys, values, layer, batch, heads)
     run = first_run(batch.positions[batch.items[item, 4]], window)
     return find_run(run, where, pages, heads.padded_head_dim, heads.head_dim)
 

@@ -36,12 +36,12 @@ def bytes_per_position(num_kv_heads: int, head_dim: int) -> int:
 
 
 class BlockedKVCache:
-    """Keys and values in bfloat16; see `Cache` for the layout. A page is one contiguous block per layer and K or V."""
+    """Keys and values in bfloat16; a page is one contiguous block of keys and one of values, see `Cache`."""
 
     def __init__(self, shape: KVShape) -> None:
         self._shape = shape
         width = padded(shape.head_dim, VECTOR)
-        outer = (shape.num_layers, shape.num_pages, shape.num_kv_heads, shape.page_tokens // BLOCK)
+        outer = (shape.num_pages, shape.num_layers, shape.num_kv_heads, shape.page_tokens // BLOCK)
         self.arrays = Cache(
             keys=aligned_zeros((*outer, shape.head_dim // 2, BLOCK, 2), np.uint16),
             values=aligned_zeros((*outer, BLOCK // 2, width, 2), np.uint16),
@@ -59,9 +59,9 @@ class BlockedKVCache:
         blocks, tokens = np.divmod(offsets, BLOCK)
         # The token's place comes first in what numpy selects: (num_tokens, num_kv_heads, …).
         key_pairs = _bits(keys).reshape(len(where), self._shape.num_kv_heads, -1, 2)
-        self.arrays.keys[layer][pages, :, blocks, :, tokens] = key_pairs
+        self.arrays.keys[pages, layer, :, blocks, :, tokens] = key_pairs
         width = self._shape.head_dim
-        self.arrays.values[layer][pages, :, blocks, tokens // 2, :width, tokens % 2] = _bits(values)
+        self.arrays.values[pages, layer, :, blocks, tokens // 2, :width, tokens % 2] = _bits(values)
 
     def gather(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Reads pages, token-major, as bfloat16."""
@@ -69,9 +69,9 @@ class BlockedKVCache:
         num_rows, num_tokens = chosen.shape[0], chosen.shape[1] * shape.page_tokens
         size = (num_rows, num_tokens, shape.num_kv_heads, shape.head_dim)
         # (rows, pages, kv_heads, blocks, pairs, 16, 2) → (rows, pages, blocks, 16, kv_heads, pairs, 2)
-        keys = self.arrays.keys[layer][chosen].transpose(0, 1, 3, 5, 2, 4, 6).reshape(size)
+        keys = self.arrays.keys[chosen, layer].transpose(0, 1, 3, 5, 2, 4, 6).reshape(size)
         # (rows, pages, kv_heads, blocks, 8, width, 2) → (rows, pages, blocks, 8, 2, kv_heads, width)
-        values = self.arrays.values[layer][chosen].transpose(0, 1, 3, 4, 6, 2, 5)
+        values = self.arrays.values[chosen, layer].transpose(0, 1, 3, 4, 6, 2, 5)
         values = values[..., : shape.head_dim].reshape(size)
         return _from_bits(keys), _from_bits(values)
 
@@ -138,7 +138,7 @@ class CpuAttention:
         flat = _bits(queries.float() * self.heads.scale).reshape(len(queries), -1)
         out = np.zeros(flat.shape, dtype=np.float32)
         arrays = self._cache.arrays
-        attend(flat, arrays.keys[layer], arrays.values[layer], self.batch, self.windows[layer], self.heads, out)
+        attend(flat, arrays.keys, arrays.values, layer, self.batch, self.windows[layer], self.heads, out)
         return torch.from_numpy(out).view(queries.shape).to(queries.dtype)
 
 

@@ -26,12 +26,12 @@ class Pages(NamedTuple):
 
 
 @njit(nogil=True)
-def find_pages(item, keys, values, batch, heads):
-    """Where one KV head's keys and values are, and the pages of a piece's sequence."""
+def find_pages(item, keys, values, layer, batch, heads):
+    """Where one KV head's keys and values are in a layer, and the pages of a piece's sequence."""
     sequence, kv_head = batch.items[item, 0], batch.items[item, 1]
     where = Pages(
-        keys.ctypes.data + kv_head * keys[0, 0].nbytes,
-        values.ctypes.data + kv_head * values[0, 0].nbytes,
+        keys[0, layer, kv_head].ctypes.data,
+        values[0, layer, kv_head].ctypes.data,
         keys[0].nbytes,
         values[0].nbytes,
         heads.page_tokens // BLOCK,

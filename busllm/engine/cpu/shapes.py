@@ -128,10 +128,13 @@ class Batch(NamedTuple):
 class Cache(NamedTuple):
     """Keys and values of all layers.
 
+    A page's layers lie together: the operating system gives memory on first use, in blocks of up to 2 MB, and a page
+    in as many places as there are layers would want a block for each.
+
     Attributes:
-        keys: uint16 (num_layers, num_pages, num_kv_heads, page_tokens / 16, head_dim / 2, 16, 2): bfloat16, of each
+        keys: uint16 (num_pages, num_layers, num_kv_heads, page_tokens / 16, head_dim / 2, 16, 2): bfloat16, of each
             16 tokens the pairs of dimensions.
-        values: uint16 (num_layers, num_pages, num_kv_heads, page_tokens / 16, 8, padded head_dim, 2): the pairs of
+        values: uint16 (num_pages, num_layers, num_kv_heads, page_tokens / 16, 8, padded head_dim, 2): the pairs of
             tokens.
     """
 

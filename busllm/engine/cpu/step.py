@@ -47,9 +47,7 @@ def hidden_states(model, sizes, heads, batch, cache, space, mixture, first, end)
             _note_peaks(space, _NUM_PARTS * layer + _QKV, space.normed, some)
             multiply(linears[_QKV], space, some, space.merged)
             _rotate_and_store(model, layer, sizes.norm_epsilon, heads, batch, cache, space, some)
-        attend(
-            space.queries, cache.keys[layer], cache.values[layer], batch, model.windows[layer], heads, space.attended
-        )
+        attend(space.queries, cache.keys, cache.values, layer, batch, model.windows[layer], heads, space.attended)
         for row in range(0, rows, BLOCK_ROWS):
             some = _rows(row, min(row + BLOCK_ROWS, rows))
             _prepare(linears[_OUTPUT], space, space.attended, some)
@@ -189,8 +187,8 @@ def _rotate_and_store_one(model, layer, epsilon, heads, batch, cache, space, row
     block, token = offset // BLOCK, offset % BLOCK
     for head in range(heads.num_kv_heads):
         start = (heads.num_heads + head) * dim
-        keys = cache.keys[layer, page, head, block]  # (head_dim / 2, 16, 2)
-        values = cache.values[layer, page, head, block, token // 2]  # (padded head_dim, 2)
+        keys = cache.keys[page, layer, head, block]  # (head_dim / 2, 16, 2)
+        values = cache.values[page, layer, head, block, token // 2]  # (padded head_dim, 2)
         for index in range(dim):
             keys[index // 2, token, index % 2] = bfloat16_bits(space.merged[row, start + index])
             values[index, token % 2] = bfloat16_bits(space.merged[row, start + heads.num_kv_heads * dim + index])
