@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 
 from busllm.engine.openmp import calm_openmp
+from busllm.errors import BusllmError
 
 BATCHES = (1, 8, 32, 64)
 CHUNKS = (64, 256)
@@ -40,6 +42,7 @@ def main() -> None:
     started = time.perf_counter()
     runner = load_runner(arguments.model, config)
     print(f"{runner.model.attention}; loaded in {time.perf_counter() - started:.1f} s")
+    check_context(parser, arguments.context, runner._decoder.config.max_context_tokens)
     steps = Steps(runner._decoder, arguments.context)
     decoding = {f"decode  {n:4}": [(slot, arguments.context - 1, 1) for slot in range(n)] for n in BATCHES}
     prefilling = {f"prefill {n:4}": [(0, 0, n)] for n in CHUNKS}
@@ -52,6 +55,12 @@ def main() -> None:
             steps.print_parts()
     if arguments.llm:
         measure_llm(arguments.model, arguments.quantization)
+
+
+def check_context(parser: argparse.ArgumentParser, context: int, most: int) -> None:
+    """Ends the command with a usage error where sequences of so many tokens do not fit the model."""
+    if not 1 <= context <= most:
+        parser.error(f"argument --context: {context} is not within 1 and {most}, the model's own limit")
 
 
 class Steps:
@@ -182,4 +191,7 @@ def measure_llm(model: str, quantization: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BusllmError as error:
+        sys.exit(f"bench: {error.message}")

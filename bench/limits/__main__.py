@@ -10,6 +10,7 @@ follow those of the rows of a comparison; a file of `make bench` puts what it me
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from bench.compare.summary import lines_of
 from bench.limits.loads import LOADS
 from bench.limits.work import Product, Rows, Work, work_of
 from busllm.engine.openmp import calm_openmp
+from busllm.errors import BusllmError
 
 BATCHES = (1, 8, 32, 64)
 CHUNK = 256
@@ -138,13 +140,14 @@ def main() -> None:
     parser.add_argument("--beside", type=Path, metavar="FILE", help="comparison.json of `make bench`, on this machine")
     arguments = parser.parse_args()
     calm_openmp()  # before torch is imported
-    from bench.cpu_forward import Steps
+    from bench.cpu_forward import Steps, check_context
     from busllm.engine.loader import LoadConfig, load_runner
 
     runner = load_runner(
         arguments.model, LoadConfig(device="cpu", attention="cpu", quantization=arguments.quantization)
     )
     decoder: Any = runner._decoder
+    check_context(parser, arguments.context, decoder.config.max_context_tokens)
     peaks = _peaks()  # the kernels' folder is chosen by now
     rows_of = steps(arguments.context)
     timed = Steps(decoder, arguments.context)
@@ -171,4 +174,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BusllmError as error:
+        sys.exit(f"bench: {error.message}")
