@@ -137,6 +137,8 @@ class Steps:
         whole, every = np.array([0, rows]), range(sizes.num_layers)
         dense = [layer for layer in every if not model.has_experts[layer]]
 
+        sources = {Part.ATTENTION_OUTPUT: space.attended, Part.DOWN: space.gated}
+
         def product(part: Part) -> Callable[[int], object]:
             return lambda n: multiply(model.linears[n, part], space, whole, outs.get(part, space.branch))
 
@@ -145,7 +147,7 @@ class Steps:
         }
         parts |= {
             "norms (one of two)": (
-                lambda n: step._normalise(model.linears[n, 0], model.norms[2 * n], sizes, space, whole),
+                lambda n: step._normalise(model.linears[n, 0], model.norms[2 * n], sizes, space, whole, True),
                 every,
             ),
             "rotate, store": (
@@ -167,6 +169,9 @@ class Steps:
         for name, (run, layers) in parts.items():
             if not layers:
                 continue
+            if name.upper() in Part.__members__:  # where inputs lie depends on the linear
+                part = Part[name.upper()]
+                step._prepare(model.linears[layers[0], part], space, sources.get(part, space.normed), whole)
             times = []
             for _ in range(5):
                 begun = time.perf_counter()

@@ -95,11 +95,11 @@ def quantise(weights: Floats, kind: Format) -> Blocks:
     match kind:
         case Format.BFLOAT16:
             return Blocks(kind, _to_bfloat16(grouped), ones, zeros)
-        # Scales are stored as float16, so weights are rounded to what these will be.
         case Format.INT8:
-            scales = (np.abs(grouped).max(axis=-1) / np.float32(127)).astype(np.float16).astype(np.float32)
+            scales = np.abs(grouped).max(axis=-1) / np.float32(127)
             return Blocks(kind, _rounded(grouped, scales, zeros, -127, 127).astype(np.int8), scales, zeros)
         case Format.INT4:
+            # The scale is stored as float16, so the weights are rounded to what it will be.
             least, most = grouped.min(axis=-1), grouped.max(axis=-1)
             minimums = least.astype(np.float16).astype(np.float32)
             scales = ((most - minimums) / np.float32(15)).astype(np.float16).astype(np.float32)

@@ -16,7 +16,7 @@ from numba import njit, prange
 
 from busllm.engine.cpu import lanes
 from busllm.engine.cpu.inputs import prepare_row, rows_beside
-from busllm.engine.cpu.shapes import VECTOR
+from busllm.engine.cpu.shapes import FEW_ROWS, VECTOR
 
 _float = np.float32
 _VECTOR_BYTES = VECTOR * 4
@@ -111,9 +111,9 @@ def _sort(num_experts, rows, mixture):
             places[row, choice] += firsts[chosen[row, choice]]
 
 
-@njit(nogil=True, parallel=True)
+@njit(nogil=True)
 def send_rows(linear, normed, rows, places, firsts, visits):
-    """Makes each row the input of each of its visits.
+    """Makes each row the input of each of its visits; meanwhile `normed` has zeros where inputs are kept apart.
 
     Args:
         linear: of the experts, int64, by `Field`.
@@ -121,11 +121,25 @@ def send_rows(linear, normed, rows, places, firsts, visits):
         rows: how many.
         places, firsts, visits: of a `Mixture`; `visits` gets them.
     """
+    if rows <= FEW_ROWS:
+        for row in range(rows):
+            _send_row(linear, normed, row, places, firsts, visits)
+    else:
+        _send_many(linear, normed, rows, places, firsts, visits)
+
+
+@njit(nogil=True, parallel=True)
+def _send_many(linear, normed, rows, places, firsts, visits):
     for index in prange(rows):
-        row = np.int64(index)
-        for choice in range(places.shape[1]):
-            first, end = rows_beside(places[row, choice], firsts)
-            prepare_row(linear, visits, places[row, choice], first, end, normed[row].ctypes.data)
+        row = np.int64(index)  # as in the loop without threads, so that it is compiled once
+        _send_row(linear, normed, row, places, firsts, visits)
+
+
+@njit(nogil=True)
+def _send_row(linear, normed, row, places, firsts, visits):
+    for visit in places[row]:
+        first, end = rows_beside(visit, firsts)
+        prepare_row(linear, visits, visit, first, end, normed[row].ctypes.data)
 
 
 @njit(nogil=True, parallel=True)

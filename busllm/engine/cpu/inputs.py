@@ -22,6 +22,7 @@ import numpy as np
 from numba import njit
 
 from busllm.engine.cpu import lanes, tiles
+from busllm.engine.cpu.instructions import ByteDot
 from busllm.engine.cpu.shapes import GROUP, VECTOR, Field, Format
 from busllm.engine.cpu.vectors import INSTRUCTIONS
 
@@ -34,9 +35,10 @@ _STEPS, _MOST = _float(254.0), _float(127.0)  # from the least to the largest in
 _UNSIGNED = _float(128.0)
 _LEAST_RANGE = _float(1e-36)  # the inverse of a smaller one would be infinite: such numbers count as zeros
 _BYTES, _BFLOAT16_BYTES = tiles.INPUT_BYTES, tiles.BFLOAT16_INPUT_BYTES
-# Rows of a piece, whose sums stay in registers: 32 registers of 512 bits hold twice as many as 16 of 256. As many of
-# the largest as there are, then each of the others at most once.
-PIECES = (12, 8, 4, 2, 1) if INSTRUCTIONS.vector_bits == 512 else (4, 2, 1)
+# Rows of a piece: as many of the largest as there are, then each of the others at most once. In 32 registers of 512
+# bits the sums of 12 rows stay where one instruction multiplies and adds, those of 8 where it takes three.
+_WIDE = (12, 8, 4, 2, 1) if INSTRUCTIONS.byte_dot is ByteDot.VNNI_512 else (8, 4, 2, 1)
+PIECES = _WIDE if INSTRUCTIONS.vector_bits == 512 else (4, 2, 1)
 
 
 @njit(nogil=True)
@@ -57,7 +59,7 @@ def piece_of(row, first, end):
             if row < begin + size:
                 return begin, size
             begin += size
-    return row, 1
+    return row, 1  # not reached
 
 
 @njit(nogil=True)

@@ -28,7 +28,7 @@ class ByteDot(Enum):
     MADD_512 = "madd-512"  # vpmaddubsw or vpmaddwd, and vpaddd, on 512 bits
     MADD_256 = "madd-256"  # the same on 256 bits
     NEON_USDOT = "neon-usdot"  # usdot on 128 bits
-    NEON_SDOT = "neon-sdot"  # sdot, once more for what makes the states signed
+    NEON_SDOT = "neon-sdot"  # sdot, of 8-bit weights once more for what takes 128 off
     NEON = "neon"  # mla
 
 

@@ -19,9 +19,9 @@ from busllm.engine.cpu.shapes import GROUP, MOST_OUTLIERS, VECTOR, Field, Format
 _INT4, _INT8 = int(Format.INT4), int(Format.INT8)
 _FORMAT, _WEIGHTS, _BIAS, _NUM_TILES, _NUM_GROUPS, _CHANNELS, _NUM_CHANNELS = (int(field) for field in Field)
 _INT4_BYTES, _INT8_BYTES, _BFLOAT16_BYTES = tiles.INT4_GROUP_BYTES, tiles.INT8_GROUP_BYTES, tiles.BFLOAT16_GROUP_BYTES
-# That go through all tiles before the next ones, in whole pieces: their inputs stay in a core's second-level cache.
-BLOCK_ROWS = 264
-_TILES_BYTES = 24 * 1024  # of weights that a piece goes through at once: both fit a core's first-level cache
+# That go through all tiles before the next ones: their inputs stay in a core's second-level cache.
+BLOCK_ROWS = 264 // PIECES[0] * PIECES[0]
+_TILES_BYTES = 24 * 1024  # of weights, or one tile, that a piece goes through at once, so that it is read once for all
 _OUTLIERS_BYTES = MOST_OUTLIERS * 4
 _float = np.float32
 
@@ -72,7 +72,7 @@ def multiply(linear, space, firsts, out):
 
     Args:
         linear: int64, by `Field`; several matrices lie one after the other.
-        space: Workspace; its `inputs` were made by `prepare_row`.
+        space: Workspace; its `inputs` were made by `prepare_row` for the same rows of each matrix.
         firsts: int64 (matrices + 1,): matrix m has the rows from firsts[m] up to firsts[m + 1].
         out: float32 (at least all rows, at least 16 * tiles of a matrix).
     """
@@ -114,7 +114,7 @@ def read_row(linear, row, out):
                 out[first + index] = _float((byte >> (index % 8 // 4 * 4)) & 15) * scale + minimum
         elif kind == _INT8:
             block = linear[_WEIGHTS] + (tile * groups + group) * _INT8_BYTES
-            scale = tiles.half_at(block + 512 + 2 * lane)
+            scale = tiles.float_at(block + 512 + 4 * lane)
             for index in range(GROUP):
                 byte = tiles.byte_at(block + 64 * (index // 4) + 4 * lane + index % 4)
                 out[first + index] = _float(byte - 128) * scale

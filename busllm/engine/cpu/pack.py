@@ -8,7 +8,7 @@ Next on the path: `packed_model.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar, assert_never
+from typing import Any, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,6 @@ from busllm.engine.cpu.shapes import GROUP, VECTOR, Format, padded
 ALIGNMENT_BYTES = 64  # a cache line, and the largest vector
 
 Bytes = npt.NDArray[np.uint8]
-_Number = TypeVar("_Number", np.float32, np.int16)
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -72,8 +71,7 @@ def pack(parts: Sequence[Blocks], unit: int = VECTOR) -> Bytes:
             out[..., 288:320] = minimums.astype(np.float16).view(np.uint8)
         case Format.INT8:
             out[..., :512] = _interleaved(values.view(np.uint8) ^ 0x80, 8, 4)  # 128 more: without a sign
-            out[..., 512:544] = scales.astype(np.float16).view(np.uint8)
-            out[..., 544:576] = _by_tile(values.sum(axis=-1, dtype=np.int16)).view(np.uint8)
+            out[..., 512:576] = scales.view(np.uint8)
         case Format.BFLOAT16:
             out[...] = _interleaved(values, GROUP // 2, 2)
         case _:
@@ -81,7 +79,7 @@ def pack(parts: Sequence[Blocks], unit: int = VECTOR) -> Bytes:
     return out
 
 
-def _by_tile(table: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
+def _by_tile(table: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """(rows, groups) → (tiles, groups, 16)."""
     tiles = table.reshape(-1, VECTOR, table.shape[1]).swapaxes(1, 2)
     return np.ascontiguousarray(tiles)

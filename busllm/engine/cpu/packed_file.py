@@ -26,7 +26,7 @@ from busllm.engine.cpu.shapes import Format, padded
 from busllm.model_store.content_digest import path_digest
 from busllm.model_store.files import cache_root
 
-VERSION = 5  # of the layouts in this file and in `pack.py`, and of the choice of outliers
+VERSION = 6  # of the layouts in this file and in `pack.py`, and of the choice of outliers
 _DRAFT = ".draft-"
 _DEAD_DRAFT_S = 3600.0  # nobody writes for that long
 

@@ -15,6 +15,7 @@ Array = npt.NDArray[Any]
 
 VECTOR = 16  # numbers in a vector: widths are padded to whole vectors
 GROUP = 32  # inputs that share a scale: inputs are padded to whole groups
+FEW_ROWS = 4  # rows that one core has done before others would have woken up
 MOST_OUTLIERS = 8  # inputs of a linear that are kept apart: see `outliers.py`
 
 

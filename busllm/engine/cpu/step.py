@@ -15,15 +15,14 @@ from numba import njit, prange
 from busllm.engine.cpu.attention import attend
 from busllm.engine.cpu.elementwise import add_row, gate_row, normalise_head, normalise_row, rotate_head
 from busllm.engine.cpu.experts import add_visits, choose_experts, send_rows
-from busllm.engine.cpu.inputs import prepare_row, rows_beside
+from busllm.engine.cpu.inputs import PIECES, prepare_row, rows_beside
 from busllm.engine.cpu.lanes import bfloat16_bits
 from busllm.engine.cpu.linear import BLOCK_ROWS, multiply, read_row
 from busllm.engine.cpu.runs import BLOCK
-from busllm.engine.cpu.shapes import Part
+from busllm.engine.cpu.shapes import FEW_ROWS, Part
 
 _QKV, _OUTPUT, _GATE_UP, _DOWN = (int(part) for part in Part)
 _NUM_PARTS = len(Part)
-FEW_ROWS = 4  # rows that one core has done before others would have woken up
 
 
 @njit(nogil=True, cache=True)
@@ -37,25 +36,27 @@ def hidden_states(model, sizes, heads, batch, cache, space, mixture, first, end)
         first, end: which layers.
     """
     rows = len(batch.token_ids)
+    block = _block_rows(rows)
     if first == 0:
         _embed(model, batch, space)
     for layer in range(first, end):
         linears = model.linears[layer]
-        for row in range(0, rows, BLOCK_ROWS):
-            some = _rows(row, min(row + BLOCK_ROWS, rows))
-            _normalise(linears[_QKV], model.norms[2 * layer], sizes, space, some)
+        for first_row in range(0, rows, block):
+            some = _rows(first_row, min(first_row + block, rows))
+            _normalise(linears[_QKV], model.norms[2 * layer], sizes, space, some, True)
             _note_peaks(space, _NUM_PARTS * layer + _QKV, space.normed, some)
             multiply(linears[_QKV], space, some, space.merged)
             _rotate_and_store(model, layer, sizes.norm_epsilon, heads, batch, cache, space, some)
         attend(space.queries, cache.keys, cache.values, layer, batch, model.windows[layer], heads, space.attended)
-        for row in range(0, rows, BLOCK_ROWS):
-            some = _rows(row, min(row + BLOCK_ROWS, rows))
+        for first_row in range(0, rows, block):
+            some = _rows(first_row, min(first_row + block, rows))
             _prepare(linears[_OUTPUT], space, space.attended, some)
             _note_peaks(space, _NUM_PARTS * layer + _OUTPUT, space.attended, some)
             multiply(linears[_OUTPUT], space, some, space.branch)
-            _normalise(linears[_GATE_UP], model.norms[2 * layer + 1], sizes, space, some)
+            is_dense = not model.has_experts[layer]
+            _normalise(linears[_GATE_UP], model.norms[2 * layer + 1], sizes, space, some, is_dense)
             _note_peaks(space, _NUM_PARTS * layer + _GATE_UP, space.normed, some)
-            if not model.has_experts[layer]:
+            if is_dense:
                 multiply(linears[_GATE_UP], space, some, space.gated)
                 _gate(linears[_DOWN], sizes.gate_size, space, some)
                 _note_peaks(space, _NUM_PARTS * layer + _DOWN, space.gated, some)
@@ -73,9 +74,16 @@ def logits(model, sizes, space, rows, out):
     """The last norm and the head over space.states[:rows]; out: float32 (rows, 16 * tiles of the head)."""
     space.branch[:rows] = 0
     every = _rows(0, rows)
-    _normalise(model.head, model.norms[2 * sizes.num_layers], sizes, space, every)
+    _normalise(model.head, model.norms[2 * sizes.num_layers], sizes, space, every, True)
     _note_peaks(space, _NUM_PARTS * sizes.num_layers, space.normed, every)
     multiply(model.head, space, every, out)
+
+
+@njit(nogil=True)
+def _block_rows(rows):
+    """Rows that go through half a layer at a time: equal shares of all, whole pieces, at most `BLOCK_ROWS`."""
+    blocks = max(1, (rows + BLOCK_ROWS - 1) // BLOCK_ROWS)
+    return (rows + blocks * PIECES[0] - 1) // (blocks * PIECES[0]) * PIECES[0]
 
 
 @njit(nogil=True)
@@ -122,28 +130,31 @@ def _note_row(peaks, inputs):
 
 
 @njit(nogil=True)
-def _normalise(linear, weights, sizes, space, rows):
-    """Input of a linear from the residual stream, to which the last branch is added first."""
+def _normalise(linear, weights, sizes, space, rows, prepares):
+    """The residual stream of the rows rows[0] … rows[1] - 1, to which the last branch is added first, normalised; and
+    the linear's inputs of it, if `prepares`.
+    """
     if rows[1] - rows[0] <= FEW_ROWS:
         for row in range(rows[0], rows[1]):
-            _normalise_one(linear, weights, sizes, space, row, rows)
+            _normalise_one(linear, weights, sizes, space, row, rows, prepares)
     else:
-        _normalise_many(linear, weights, sizes, space, rows)
+        _normalise_many(linear, weights, sizes, space, rows, prepares)
 
 
 @njit(nogil=True, parallel=True)
-def _normalise_many(linear, weights, sizes, space, rows):
+def _normalise_many(linear, weights, sizes, space, rows, prepares):
     for index in prange(rows[0], rows[1]):
         row = np.int64(index)  # as in the loop without threads, so that it is compiled once
-        _normalise_one(linear, weights, sizes, space, row, rows)
+        _normalise_one(linear, weights, sizes, space, row, rows, prepares)
 
 
 @njit(nogil=True)
-def _normalise_one(linear, weights, sizes, space, row, rows):
+def _normalise_one(linear, weights, sizes, space, row, rows, prepares):
     states, normed = space.states[row].ctypes.data, space.normed[row].ctypes.data
     add_row(states, space.branch[row].ctypes.data, space.states.shape[1])
     normalise_row(states, weights.ctypes.data, normed, sizes.hidden_size, sizes.norm_epsilon)
-    prepare_row(linear, space, row, rows[0], rows[1], normed)
+    if prepares:
+        prepare_row(linear, space, row, rows[0], rows[1], normed)
 
 
 # ---------------------------------------------------------------- around attention

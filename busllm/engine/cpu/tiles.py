@@ -11,7 +11,7 @@ Weights lie by tile of 16 outputs and within it by group of 32 inputs (bfloat16:
     int4      4 vectors of 64 bytes: lane n of vector j has the inputs 8j … 8j + 3 of output n in the lower nibbles of
               its four bytes and 8j + 4 … 8j + 7 in the upper ones; then 16 scales and 16 minimums in float16
     int8      8 vectors of 64 bytes: lane n of vector j has the inputs 4j … 4j + 3 of output n, each with 128 added;
-              then 16 scales in float16 and the sums of 16 times 32 weights in int16
+              then 16 scales in float32
     bfloat16  16 vectors of 16 pairs
 """
 
@@ -154,11 +154,13 @@ def int8_tile(rows: int) -> Any:
     def group(b: Any, tile: _Tile, index: Any, totals: list[Any]) -> None:
         block = v.at(b, tile.weights, b.mul(index, v.constant(INT8_GROUP_BYTES)))
         dots = [_in_table(b, tile, _STARTS, index, row, rows, v.INT32) for row in range(rows)]
+        sums, ones = v.all_lanes(v.INTS, -128 * GROUP), v.all_lanes(v.INTS, 0x01010101)
         for quad in range(8):
             quads = v.load(b, v.at(b, block, 64 * quad), v.INTS, 64)
+            sums = v.dot_bytes(b, sums, quads, ones, is_small=False)
             dots = _add_quads(b, tile, index, quad, quads, dots, is_small=False)
-        scale = v.widen_half(b, v.at(b, block, 512))
-        shift = b.fmul(scale, v.widen_short(b, v.at(b, block, 544)))
+        scale = v.load(b, v.at(b, block, 512), v.FLOATS, 64)
+        shift = b.fmul(scale, b.sitofp(sums, v.FLOATS))
         for row, (total, dot) in enumerate(zip(totals, dots, strict=True)):
             y = _add_scaled(b, tile, index, row, rows, scale, dot, b.load(total))
             b.store(v.fma(b, shift, _in_table(b, tile, _OFFSETS, index, row, rows), y), total)
@@ -168,7 +170,7 @@ def int8_tile(rows: int) -> Any:
         up = b.shl(b.sub(v.constant(3), b.and_(place, v.constant(3))), v.constant(3))  # its byte to the highest
         highest = b.shl(v.load(b, vector, v.INTS, 64), v.splat(b, b.trunc(up, v.INT32)))
         weight = b.ashr(b.xor(highest, v.all_lanes(v.INTS, -(2**31))), v.all_lanes(v.INTS, 24))  # 128 less
-        return b.fmul(b.sitofp(weight, v.FLOATS), v.widen_half(b, v.at(b, block, 512)))
+        return b.fmul(b.sitofp(weight, v.FLOATS), v.load(b, v.at(b, block, 512), v.FLOATS, 64))
 
     return _tile(rows, group, INT8_GROUP_BYTES, outlier)
 

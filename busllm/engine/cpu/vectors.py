@@ -128,11 +128,6 @@ def widen_half(b: Builder, address: Value) -> Value:
     return b.fpext(load(b, address, HALVES, 32), FLOATS)
 
 
-def widen_short(b: Builder, address: Value) -> Value:
-    """Reads 16 int16 as float32."""
-    return b.sitofp(load(b, address, SHORTS, 32), FLOATS)
-
-
 def add_bytes(b: Builder, x: Value, y: Value) -> Value:
     """x + y in each byte of 16 x i32."""
     kind = ir.VectorType(INT8, 4 * LANES)

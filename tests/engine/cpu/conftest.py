@@ -7,6 +7,7 @@ import pytest
 from busllm.engine.cpu.instructions import detect_instructions
 
 NEEDS_KERNELS = (
+    "test_inputs",
     "test_linear",
     "test_experts",
     "test_mixture",

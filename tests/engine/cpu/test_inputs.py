@@ -1,4 +1,4 @@
-"""A linear's inputs: as near to the row as bytes allow, at any place of a panel, and no row in another's."""
+"""A linear's inputs: as near to the row as bytes allow, at any place of a piece, and no row in another's."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_row_has_its_own_place(kind: Format) -> None:
 
 
 @pytest.mark.parametrize("kind", BYTES)
-def test_a_row_in_bytes_is_off_by_half_a_step_at_most_and_keeps_its_zeros(kind: Format) -> None:
+def test_a_row_in_bytes_is_off_by_a_step_at_most_and_keeps_its_zeros(kind: Format) -> None:
     states = 10 * normal(1, 128)
     states[0, 3], states[0, 32:64] = 0, 0
     states[0, 64:96], states[0, 96:] = np.abs(states[0, 64:96]) + 1, -np.abs(states[0, 96:]) - 1

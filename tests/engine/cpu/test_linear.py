@@ -136,8 +136,9 @@ def test_the_largest_bytes_do_not_overflow(kind: Format) -> None:
     assert np.abs(product(matrix, states) - expected).max() < 2
 
 
-def test_a_row_of_zeros_gives_the_bias() -> None:
-    matrix = packed_matrix(Format.INT4, 40, 64)
+@pytest.mark.parametrize("kind", list(Format))
+def test_a_row_of_zeros_gives_the_bias(kind: Format) -> None:
+    matrix = packed_matrix(kind, 40, 64)
     np.testing.assert_array_equal(product(matrix, np.zeros((2, 64), np.float32))[1], matrix.bias[:40])
 
 

@@ -15,7 +15,7 @@ AVX2 = {"avx", "avx2", "fma", "f16c", "sse4.2", "ssse3", "popcnt", "bmi", "bmi2"
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}
 VNNI = AVX512 | {"avx512vnni"}
 KINDS = {"AVX2": ("haswell", AVX2), "AVX-512": ("skylake-avx512", AVX512), "AVX-512 with VNNI": ("cascadelake", VNNI)}
-FILES = ("test_linear", "test_cpu_attention", "test_elementwise", "test_compiled_scans", "test_experts")
+FILES = ("test_inputs", "test_linear", "test_cpu_attention", "test_elementwise", "test_compiled_scans", "test_experts")
 
 
 @pytest.mark.slow
