@@ -121,8 +121,7 @@ class Engine:
         self._is_stalled = False
         before, self._held_keys = self._held_keys, frozenset(keys)
         for key in before ^ self._held_keys:
-            seq = self._find(*key)
-            if seq is not None:
+            if (seq := self._find(*key)) is not None:
                 self._planner.hold(seq, self._is_held(seq))
 
     def progress(self, uid: str) -> list[SequenceProgress]:
@@ -142,6 +141,10 @@ class Engine:
         """Gives back what the runner holds; nothing may be called afterwards."""
         self._grammar_wait.close()
         self._runner.close()
+
+    def prepare_memory(self) -> bool:
+        """Uses some memory for the first time while there is nothing to compute; whether more is left."""
+        return self._runner.prepare_memory()
 
     @property
     def has_work(self) -> bool:
@@ -211,9 +214,8 @@ class Engine:
         return self._sequences.get(uid, {}).get(choice)
 
     def _check_queue(self) -> None:
-        num_waiting = self._planner.num_waiting
-        if num_waiting >= self._config.max_waiting + self._planner.num_free_slots:
-            raise QueueFull(num_waiting, self._config.max_waiting)
+        if self._planner.num_waiting >= self._config.max_waiting + self._planner.num_free_slots:
+            raise QueueFull(self._planner.num_waiting, self._config.max_waiting)
 
     def _take(self, request: SequenceRequest) -> None:
         self._is_stalled = False
@@ -222,8 +224,7 @@ class Engine:
         if request.attempt > 1:
             self._outbox.take_back(seq)  # an earlier attempt may have ended at once, unheard
         self._outbox.event(seq, "queued", at_s=request.taken_at_s, prompt_tokens=seq.num_prompt_tokens)
-        reason = seq.finish_reason()
-        if reason is not None and not seq.scores_prompt:
+        if (reason := seq.finish_reason()) is not None and not seq.scores_prompt:
             self._outbox.tokens(seq, seq.num_output_tokens, reason)
             self._outbox.finished(seq, reason)
             return
@@ -257,10 +258,10 @@ class Engine:
         self._is_stalled = False
         seq.ended = True
         self._grammar_wait.discard(seq)
-        uid, choice = seq.key
-        del self._sequences[uid][choice]
-        if not self._sequences[uid]:
-            del self._sequences[uid]
+        choices = self._sequences[seq.request.uid]
+        del choices[seq.request.choice]
+        if not choices:
+            del self._sequences[seq.request.uid]
         self._planner.remove(seq)
 
     def _finish(self, seq: LiveSequence, reason: FinishReason, first: int) -> None:
@@ -293,8 +294,7 @@ class Engine:
             seq.take(landed.sampled)
             self._num_output_tokens += len(landed.sampled.token_ids)
         self._planner.computed(seq, row)
-        reason = seq.finish_reason() if seq.num_computed >= seq.prefill_end else None
-        if reason is not None:
+        if seq.num_computed >= seq.prefill_end and (reason := seq.finish_reason()) is not None:
             self._finish(seq, reason, first)
         elif landed.sampled is not None:
             self._outbox.tokens(seq, first)

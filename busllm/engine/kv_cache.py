@@ -40,6 +40,11 @@ class KVCache(Protocol):
         """The sizes it was made with."""
         ...
 
+    @property
+    def host_memory(self) -> tuple[tuple[int, int], ...]:
+        """Address and bytes of each block of the host's memory that it takes; none on a device."""
+        ...
+
     def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
         """Writes one token's heads to each slot.
 
@@ -90,6 +95,12 @@ class TokenMajorKVCache:
     def shape(self) -> KVShape:
         """The sizes it was made with."""
         return self._shape
+
+    @property
+    def host_memory(self) -> tuple[tuple[int, int], ...]:
+        """That of keys and that of values."""
+        on_host = [each for each in (self.keys, self.values) if each.device.type == "cpu"]
+        return tuple((each.data_ptr(), each.nbytes) for each in on_host)
 
     def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
         """Writes one token's heads to each slot."""

@@ -15,6 +15,7 @@ import torch
 
 from busllm.engine.attention.protocol import AttentionFactory
 from busllm.engine.batch import RaggedBatch, SlotPages, make_batch
+from busllm.engine.first_use import FirstUse
 from busllm.engine.forward import Forward, make_forward
 from busllm.engine.graphs import GraphRecorder
 from busllm.engine.host_copy import StepMark, copy_to_host
@@ -43,6 +44,7 @@ class _Allocated:
     tables: SlotPages
     slots: SlotStates
     masks: StepMasks | None  # None = another rank chooses the tokens
+    kv_first_use: FirstUse
 
 
 @dataclass(frozen=True)
@@ -133,8 +135,9 @@ class ModelRunner:
             device=self._device,
         )
         slots = SlotStates(slot_shape, self._grammars)
+        attention = self._attention(attention_config(shape, kv))
         self._allocated = _Allocated(
-            forward=make_forward(self._decoder, self._attention(attention_config(shape, kv)), slots, self._recorder),
+            forward=make_forward(self._decoder, attention, slots, self._recorder),
             tables=SlotPages(
                 max_running=max_running,
                 max_context_tokens=max_context_tokens,
@@ -143,7 +146,12 @@ class ModelRunner:
             ),
             slots=slots,
             masks=StepMasks(slots, in_thread=self.depth == 0) if self._group.shard.is_first else None,
+            kv_first_use=FirstUse(attention.cache.host_memory),
         )
+
+    def prepare_memory(self) -> bool:
+        """That of the KV cache."""
+        return self._memory().kv_first_use.some()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> int:
@@ -152,9 +160,8 @@ class ModelRunner:
         Raises:
             EngineError: the plan contradicts what the slots hold.
         """
-        memory = self._memory()
+        memory, sampled, prompts = self._memory(), None, []
         self._apply(plan, memory)
-        sampled, prompts = None, []
         sampling = [(index, row) for index, row in enumerate(plan.rows) if row.samples]
         if plan.rows:
             batch = make_batch(plan, memory.tables)

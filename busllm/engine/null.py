@@ -164,6 +164,10 @@ class NullRunner:
                 max_context_tokens=max_context_tokens,
             )
 
+    def prepare_memory(self) -> bool:
+        """There is none."""
+        return False
+
     def launch(self, plan: StepPlan) -> int:
         """Starts a step: it begins when the one before is done, and takes `step_time_s` from then.
 

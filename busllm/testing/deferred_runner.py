@@ -42,6 +42,10 @@ class DeferredRunner:
             max_context_tokens=max_context_tokens,
         )
 
+    def prepare_memory(self) -> bool:
+        """See `Runner.prepare_memory`."""
+        return self._runner.prepare_memory()
+
     def launch(self, plan: StepPlan) -> int:
         """Keeps the plan."""
         if len(self._launched) > self.depth:

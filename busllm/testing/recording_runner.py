@@ -43,6 +43,10 @@ class RecordingRunner:
             max_context_tokens=max_context_tokens,
         )
 
+    def prepare_memory(self) -> bool:
+        """See `Runner.prepare_memory`."""
+        return self._runner.prepare_memory()
+
     def launch(self, plan: StepPlan) -> int:
         """See `Runner.launch`."""
         self.plans.append(plan)

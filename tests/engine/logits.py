@@ -81,6 +81,9 @@ class LogitsRunner:
             max_context_tokens=max_context_tokens,
         )
 
+    def prepare_memory(self) -> bool:
+        return self._runner.prepare_memory()
+
     def launch(self, plan: StepPlan) -> int:
         for opened in plan.opened:
             self._prompts[opened.slot] = tuple(np.frombuffer(opened.token_ids, dtype="<i4").tolist())

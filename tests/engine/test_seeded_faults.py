@@ -43,6 +43,9 @@ class AlteredRunner:
     def allocate(self, **sizes: int) -> None:
         self._runner.allocate(**sizes)
 
+    def prepare_memory(self) -> bool:
+        return self._runner.prepare_memory()
+
     def launch(self, plan: StepPlan) -> int:
         return self._runner.launch(self._alter(plan))
 

@@ -109,11 +109,11 @@ def attend(queries, keys, values, layer, batch, window, heads, out):
         out: float32 (num_tokens, at least num_heads * head_dim).
     """
     for item in prange(len(batch.items)):
-        _attend_item(np.int64(item), queries, keys, values, layer, batch, window, heads, out)
+        attend_item(np.int64(item), queries, keys, values, layer, batch, window, heads, out)
 
 
 @njit(nogil=True)
-def _attend_item(item, queries, keys, values, layer, batch, window, heads, out):
+def attend_item(item, queries, keys, values, layer, batch, window, heads, out):
     """Makes memory for one piece. It must outlive all use of its address, so the work is another function."""
     _, _, _, num_heads, first_token, num_tokens = batch.items[item]
     rows = num_heads * num_tokens

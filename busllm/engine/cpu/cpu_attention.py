@@ -52,6 +52,11 @@ class BlockedKVCache:
         """The sizes it was made with."""
         return self._shape
 
+    @property
+    def host_memory(self) -> tuple[tuple[int, int], ...]:
+        """That of keys and that of values."""
+        return tuple((each.ctypes.data, each.nbytes) for each in self.arrays)
+
     def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
         """Writes one token's heads to each slot, rounded to bfloat16."""
         where = slots.numpy()

@@ -19,7 +19,8 @@ from busllm.engine.compiled_scans import CompiledScans
 from busllm.engine.cores import BoundThreads
 from busllm.engine.cpu.cpu_attention import UNLIMITED, CpuAttention
 from busllm.engine.cpu.packed_model import EMBEDDING, HEAD, ROUTERS, PackedModel, matrix_name
-from busllm.engine.cpu.shapes import VECTOR, Array, Field, Format, Model, Part, Sizes
+from busllm.engine.cpu.row_shares import LEAST_ROWS, hidden_states_by_rows, share_rows
+from busllm.engine.cpu.shapes import GROUP, VECTOR, Array, Batch, Field, Format, Model, Part, Sizes
 from busllm.engine.cpu.step import hidden_states, logits
 from busllm.engine.cpu.threads import ThreadChoice, num_threads
 from busllm.engine.cpu.vectors import INSTRUCTIONS
@@ -45,6 +46,7 @@ class CpuDecoder:
 
     Attributes:
         bound_threads: the claim of this host's cores, if the threads were bound.
+        least_shared_rows: a step of so many rows is shared by rows, a smaller one by outputs; None = none is by rows.
     """
 
     def __init__(self, config: ModelConfig, packed: PackedModel, *, keeps_peaks: bool = False) -> None:
@@ -61,10 +63,14 @@ class CpuDecoder:
             norm_epsilon=config.rms_norm_eps,
         )
         self._model = self._make_model()
+        tiles, groups = (self._model.linears[0, :, field] for field in (Field.NUM_TILES, Field.NUM_GROUPS))
+        self._row_work = float((tiles * groups).sum()) * VECTOR * GROUP  # multiply-adds of a layer
         self._scans = CompiledScans()
         self._threads = ThreadChoice(num_threads())
         self._num_threads = num_threads()  # of the latest step
         self._keeps_peaks = keeps_peaks
+        is_plain = config.experts is None and not keeps_peaks and num_threads() > 1
+        self.least_shared_rows = LEAST_ROWS * num_threads() if is_plain else None
         self._space = make_workspace(config, _MIN_ROWS, keeps_peaks=keeps_peaks)
         self._mixture = make_mixture(config, _MIN_ROWS)
         self._logits = np.empty((1, int(self._model.head[Field.NUM_TILES]) * VECTOR), dtype=np.float32)
@@ -128,18 +134,34 @@ class CpuDecoder:
         num_tokens = len(ids)
         self._reserve(num_tokens, int(places.max()) + 1)
         batch = attention.batch._replace(token_ids=ids, positions=places, cache_slots=cache_slots.numpy())
-        share = self._threads.choose(num_tokens)
+        if self.least_shared_rows is not None and num_tokens >= self.least_shared_rows:
+            self._run_by_rows(batch, attention)
+        else:
+            self._run_by_outputs(batch, attention)
+        # A copy: the head works in the same memory.
+        return torch.from_numpy(self._space.states[:num_tokens, : self.config.hidden_size].copy())
+
+    def _run_by_rows(self, batch: Batch, attention: CpuAttention) -> None:
+        """Each core takes some rows through all layers."""
+        self._num_threads, heads = num_threads(), attention.heads
+        numba.set_num_threads(self._num_threads)
+        shares = share_rows(batch.items, batch.positions, self._num_threads, self._row_work, 2.0 * heads.head_dim)
+        cache, batch = attention.cache.arrays, batch._replace(items=shares[0])
+        hidden_states_by_rows(self._model, self._sizes, heads, batch, cache, self._space, *shares[1:])
+
+    def _run_by_outputs(self, batch: Batch, attention: CpuAttention) -> None:
+        """All cores share each linear; before they do, one may take all rows through the first layers alone."""
+        num_rows, num_layers = len(batch.positions), self.config.num_layers
+        share = self._threads.choose(num_rows)
         self._num_threads = 1 if share == 1 else num_threads()
-        num_layers, heads, cache = self.config.num_layers, attention.heads, attention.cache.arrays
+        heads, cache = attention.heads, attention.cache.arrays
         alone = int(share * num_layers)
         started = time.perf_counter()
         for first, end, threads in ((0, alone, 1), (alone, num_layers, self._num_threads)):
             if first < end:
                 numba.set_num_threads(threads)
                 hidden_states(self._model, self._sizes, heads, batch, cache, self._space, self._mixture, first, end)
-        self._threads.took(num_tokens, share, time.perf_counter() - started)
-        # A copy: the head works in the same memory.
-        return torch.from_numpy(self._space.states[:num_tokens, : self.config.hidden_size].copy())
+        self._threads.took(num_rows, share, time.perf_counter() - started)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """(num_rows, hidden_size) → float32 (num_rows, vocab_size), overwritten by the next call."""

@@ -63,9 +63,12 @@ def piece_of(row, first, end):
 
 
 @njit(nogil=True)
-def piece_address(kind, groups, inputs, begin):
-    """Of the inputs of the piece that begins with this row."""
-    return inputs + begin * groups * (_BFLOAT16_BYTES if kind == _BFLOAT16 else _BYTES)
+def piece_address(inputs, begin):
+    """Of the inputs of the piece that begins with this row; inputs: of a `Workspace`.
+
+    Rows have room for the widest linear's inputs each, so cores that are at different linears keep out of each other's.
+    """
+    return inputs.ctypes.data + begin * inputs.shape[1]
 
 
 @njit(nogil=True)
@@ -83,7 +86,7 @@ def prepare_row(linear, space, row, first, end, source):
     """
     kind, groups = linear[_FORMAT], linear[_NUM_GROUPS]
     begin, rows = piece_of(row, first, end)
-    piece = piece_address(kind, groups, space.inputs.ctypes.data, begin)
+    piece = piece_address(space.inputs, begin)
     if kind == _BFLOAT16:
         round_row(source, groups, piece + (row - begin) * GROUP * 2, rows)
         return

@@ -41,15 +41,15 @@ def _some_rows(make_tile: Any, pieces: tuple[int, ...]) -> Any:
     return multiply_some
 
 
-def _some_tiles(kind: Format, make_tile: Any, group_bytes: int) -> Any:
+def _some_tiles(make_tile: Any, group_bytes: int) -> Any:
     """Rows first … end - 1 of consecutive tiles: a piece of rows goes through all of them."""
-    multiply_some, number = _some_rows(make_tile, PIECES), int(kind)
+    multiply_some = _some_rows(make_tile, PIECES)
 
     @njit(nogil=True)
     def multiply_tiles(weights, bias, inputs, groups, channels, kept, outliers, out, stride, first, end, num_tiles):
         row = first
         while row < end:
-            piece, large, done = piece_address(number, groups, inputs, row), outliers + row * _OUTLIERS_BYTES, 0
+            piece, large, done = piece_address(inputs, row), outliers + row * _OUTLIERS_BYTES, 0
             for tile in range(num_tiles):
                 w, b = weights + tile * groups * group_bytes, bias + tile * VECTOR * 4
                 to = out + row * stride + tile * VECTOR * 4
@@ -59,9 +59,9 @@ def _some_tiles(kind: Format, make_tile: Any, group_bytes: int) -> Any:
     return multiply_tiles
 
 
-_int4_tiles = _some_tiles(Format.INT4, tiles.int4_tile, _INT4_BYTES)
-_int8_tiles = _some_tiles(Format.INT8, tiles.int8_tile, _INT8_BYTES)
-_bfloat16_tiles = _some_tiles(Format.BFLOAT16, tiles.bfloat16_tile, _BFLOAT16_BYTES)
+_int4_tiles = _some_tiles(tiles.int4_tile, _INT4_BYTES)
+_int8_tiles = _some_tiles(tiles.int8_tile, _INT8_BYTES)
+_bfloat16_tiles = _some_tiles(tiles.bfloat16_tile, _BFLOAT16_BYTES)
 
 
 @njit(nogil=True, parallel=True)
@@ -76,26 +76,34 @@ def multiply(linear, space, firsts, out):
         firsts: int64 (matrices + 1,): matrix m has the rows from firsts[m] up to firsts[m + 1].
         out: float32 (at least all rows, at least 16 * tiles of a matrix).
     """
+    parts = space.num_parts
+    for index in prange(parts):
+        part = np.int64(index)
+        multiply_part(linear, space.inputs, space.outliers, firsts, out, part, parts)
+
+
+@njit(nogil=True)
+def multiply_part(linear, inputs, outliers, firsts, out, part, parts):
+    """Part `part` of `parts` of the outputs, by one core; inputs, outliers: of the `Workspace`."""
     kind, groups, weights, bias = linear[_FORMAT], linear[_NUM_GROUPS], linear[_WEIGHTS], linear[_BIAS]
-    channels, kept, large = linear[_CHANNELS], linear[_NUM_CHANNELS], space.outliers.ctypes.data
-    inputs, to, stride = space.inputs.ctypes.data, out.ctypes.data, out.shape[1] * 4
-    num_tiles, parts = linear[_NUM_TILES] // (len(firsts) - 1), space.num_parts
+    channels, kept, large = linear[_CHANNELS], linear[_NUM_CHANNELS], outliers.ctypes.data
+    to, stride = out.ctypes.data, out.shape[1] * 4
+    num_tiles = linear[_NUM_TILES] // (len(firsts) - 1)
     group_bytes = _INT4_BYTES if kind == _INT4 else _INT8_BYTES if kind == _INT8 else _BFLOAT16_BYTES
     together = max(1, _TILES_BYTES // (groups * group_bytes))
-    for part in prange(parts):
-        first_tile, end_tile = part * num_tiles // parts, (part + 1) * num_tiles // parts
-        for matrix in range(len(firsts) - 1):
-            for first in range(firsts[matrix], firsts[matrix + 1], BLOCK_ROWS):
-                end = min(firsts[matrix + 1], first + BLOCK_ROWS)
-                for tile in range(first_tile, end_tile, together):
-                    n, place = min(together, end_tile - tile), matrix * num_tiles + tile
-                    w, b, o = weights + place * groups * group_bytes, bias + place * VECTOR * 4, to + tile * VECTOR * 4
-                    if kind == _INT4:
-                        _int4_tiles(w, b, inputs, groups, channels, kept, large, o, stride, first, end, n)
-                    elif kind == _INT8:
-                        _int8_tiles(w, b, inputs, groups, channels, kept, large, o, stride, first, end, n)
-                    else:
-                        _bfloat16_tiles(w, b, inputs, groups, channels, kept, large, o, stride, first, end, n)
+    first_tile, end_tile = part * num_tiles // parts, (part + 1) * num_tiles // parts
+    for matrix in range(len(firsts) - 1):
+        for first in range(firsts[matrix], firsts[matrix + 1], BLOCK_ROWS):
+            end = min(firsts[matrix + 1], first + BLOCK_ROWS)
+            for tile in range(first_tile, end_tile, together):
+                n, place = min(together, end_tile - tile), matrix * num_tiles + tile
+                w, b, o = weights + place * groups * group_bytes, bias + place * VECTOR * 4, to + tile * VECTOR * 4
+                if kind == _INT4:
+                    _int4_tiles(w, b, inputs, groups, channels, kept, large, o, stride, first, end, n)
+                elif kind == _INT8:
+                    _int8_tiles(w, b, inputs, groups, channels, kept, large, o, stride, first, end, n)
+                else:
+                    _bfloat16_tiles(w, b, inputs, groups, channels, kept, large, o, stride, first, end, n)
 
 
 @njit(nogil=True)

@@ -69,7 +69,8 @@ def load_decoder(
             numbers that are not finite.
     """
     decoder = CpuDecoder(config, packed_weights(config, checkpoint, quantization))
-    if not logits_of(decoder, [0]).isfinite().all():  # loads compiled code, or makes it
+    # Loads compiled code, or makes it, for few rows and for many.
+    if not all(logits_of(decoder, [0] * rows).isfinite().all() for rows in (1, decoder.least_shared_rows or 1)):
         raise ModelError("The model computes numbers that are not finite. A value of config.json may be wrong.")
     if binds_threads:
         decoder.bound_threads = bind_threads(thread_ids(num_threads()))

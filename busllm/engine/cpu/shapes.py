@@ -154,7 +154,7 @@ class Workspace(NamedTuple):
         queries: uint16 (rows, num_heads * head_dim), bfloat16, rotated and scaled.
         attended: float32.
         gated: float32, gate and up.
-        inputs: uint8, of a linear, by piece, see `inputs.py`.
+        inputs: uint8 (rows, bytes of the widest), of a linear, by piece, see `inputs.py`.
         outliers: float32 (rows, MOST_OUTLIERS), inputs that are kept apart from the bytes.
         peaks: float32 (4 * num_layers + 1, widest input) while outliers are looked for, the largest magnitude of each
             input of each linear; else no rows.

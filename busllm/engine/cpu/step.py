@@ -13,12 +13,11 @@ import numpy as np
 from numba import njit, prange
 
 from busllm.engine.cpu.attention import attend
-from busllm.engine.cpu.elementwise import add_row, gate_row, normalise_head, normalise_row, rotate_head
+from busllm.engine.cpu.elementwise import add_row
 from busllm.engine.cpu.experts import add_visits, choose_experts, send_rows
-from busllm.engine.cpu.inputs import PIECES, prepare_row, rows_beside
-from busllm.engine.cpu.lanes import bfloat16_bits
+from busllm.engine.cpu.inputs import PIECES, prepare_row
 from busllm.engine.cpu.linear import BLOCK_ROWS, multiply, read_row
-from busllm.engine.cpu.runs import BLOCK
+from busllm.engine.cpu.rows import gate_one, normalise_one, rotate_and_store_one
 from busllm.engine.cpu.shapes import FEW_ROWS, Part
 
 _QKV, _OUTPUT, _GATE_UP, _DOWN = (int(part) for part in Part)
@@ -136,7 +135,7 @@ def _normalise(linear, weights, sizes, space, rows, prepares):
     """
     if rows[1] - rows[0] <= FEW_ROWS:
         for row in range(rows[0], rows[1]):
-            _normalise_one(linear, weights, sizes, space, row, rows, prepares)
+            normalise_one(linear, weights, sizes, space, row, rows, prepares)
     else:
         _normalise_many(linear, weights, sizes, space, rows, prepares)
 
@@ -145,16 +144,7 @@ def _normalise(linear, weights, sizes, space, rows, prepares):
 def _normalise_many(linear, weights, sizes, space, rows, prepares):
     for index in prange(rows[0], rows[1]):
         row = np.int64(index)  # as in the loop without threads, so that it is compiled once
-        _normalise_one(linear, weights, sizes, space, row, rows, prepares)
-
-
-@njit(nogil=True)
-def _normalise_one(linear, weights, sizes, space, row, rows, prepares):
-    states, normed = space.states[row].ctypes.data, space.normed[row].ctypes.data
-    add_row(states, space.branch[row].ctypes.data, space.states.shape[1])
-    normalise_row(states, weights.ctypes.data, normed, sizes.hidden_size, sizes.norm_epsilon)
-    if prepares:
-        prepare_row(linear, space, row, rows[0], rows[1], normed)
+        normalise_one(linear, weights, sizes, space, row, rows, prepares)
 
 
 # ---------------------------------------------------------------- around attention
@@ -165,7 +155,7 @@ def _rotate_and_store(model, layer, epsilon, heads, batch, cache, space, rows):
     """Queries to `space`, keys and values to the cache."""
     if rows[1] - rows[0] <= FEW_ROWS:
         for row in range(rows[0], rows[1]):
-            _rotate_and_store_one(model, layer, epsilon, heads, batch, cache, space, row)
+            rotate_and_store_one(model, layer, epsilon, heads, batch, cache, space, row)
     else:
         _rotate_and_store_many(model, layer, epsilon, heads, batch, cache, space, rows)
 
@@ -174,35 +164,7 @@ def _rotate_and_store(model, layer, epsilon, heads, batch, cache, space, rows):
 def _rotate_and_store_many(model, layer, epsilon, heads, batch, cache, space, rows):
     for index in prange(rows[0], rows[1]):
         row = np.int64(index)  # as in the loop without threads, so that it is compiled once
-        _rotate_and_store_one(model, layer, epsilon, heads, batch, cache, space, row)
-
-
-@njit(nogil=True)
-def _rotate_and_store_one(model, layer, epsilon, heads, batch, cache, space, row):
-    position, dim = batch.positions[row], heads.head_dim
-    cosines, sines = model.cosines[position], model.sines[position]
-    scale = np.float32(heads.scale)
-    num_rotated = heads.num_heads + heads.num_kv_heads
-    for head in range(num_rotated):
-        states = space.merged[row, head * dim : (head + 1) * dim]
-        is_key = head >= heads.num_heads
-        if len(model.head_norms):
-            normalise_head(states, model.head_norms[layer, int(is_key)], epsilon)
-        rotate_head(states, cosines, sines)
-        if not is_key:
-            queries = space.queries[row, head * dim : (head + 1) * dim]
-            for index in range(dim):
-                queries[index] = bfloat16_bits(states[index] * scale)
-    slot = batch.cache_slots[row]
-    page, offset = slot // heads.page_tokens, slot % heads.page_tokens
-    block, token = offset // BLOCK, offset % BLOCK
-    for head in range(heads.num_kv_heads):
-        start = (heads.num_heads + head) * dim
-        keys = cache.keys[page, layer, head, block]  # (head_dim / 2, 16, 2)
-        values = cache.values[page, layer, head, block, token // 2]  # (padded head_dim, 2)
-        for index in range(dim):
-            keys[index // 2, token, index % 2] = bfloat16_bits(space.merged[row, start + index])
-            values[index, token % 2] = bfloat16_bits(space.merged[row, start + heads.num_kv_heads * dim + index])
+        rotate_and_store_one(model, layer, epsilon, heads, batch, cache, space, row)
 
 
 @njit(nogil=True)
@@ -242,7 +204,7 @@ def _gate(linear, width, space, firsts):
     """The activation, and the input of the linear behind it; firsts as in `multiply`."""
     if firsts[-1] - firsts[0] <= FEW_ROWS:
         for row in range(firsts[0], firsts[-1]):
-            _gate_one(linear, width, space, row, firsts)
+            gate_one(linear, width, space, row, firsts)
     else:
         _gate_many(linear, width, space, firsts)
 
@@ -251,12 +213,4 @@ def _gate(linear, width, space, firsts):
 def _gate_many(linear, width, space, firsts):
     for index in prange(firsts[0], firsts[-1]):
         row = np.int64(index)  # as in the loop without threads, so that it is compiled once
-        _gate_one(linear, width, space, row, firsts)
-
-
-@njit(nogil=True)
-def _gate_one(linear, width, space, row, firsts):
-    gated = space.gated[row].ctypes.data
-    gate_row(gated, width)
-    first, end = rows_beside(row, firsts)
-    prepare_row(linear, space, row, first, end, gated)
+        gate_one(linear, width, space, row, firsts)

@@ -82,5 +82,5 @@ def _floats(num_rows: int, width: int) -> Array:
 
 def _inputs(num_rows: int, widest: int) -> dict[str, Array]:
     """Inputs of linears, of which bfloat16 takes most room, and what is kept apart."""
-    num_bytes = num_rows * widest // GROUP * BFLOAT16_INPUT_BYTES
-    return {"inputs": aligned_zeros((num_bytes,), np.uint8), "outliers": _floats(num_rows, MOST_OUTLIERS)}
+    num_bytes = widest // GROUP * BFLOAT16_INPUT_BYTES
+    return {"inputs": aligned_zeros((num_rows, num_bytes), np.uint8), "outliers": _floats(num_rows, MOST_OUTLIERS)}

@@ -56,6 +56,7 @@ class EngineThread:
         self._signalled = False
         self._closing = False
         self._paused = False
+        self._needs_memory = True  # until the engine says otherwise
         self._ended = False
         self._at_end: list[Callable[[], None]] = []  # wakes those who wait for an answer
         self._step_began_at: float | None = None
@@ -213,9 +214,7 @@ class EngineThread:
             self._commands.popleft()(engine)
         if self._paused or not engine.has_work:
             self._statistics = engine.statistics()
-            with self._has_command:
-                if not self._commands and not self._closing:
-                    self._has_command.wait()
+            self._rest(engine)
             return
         began = self._step_began_at = time.monotonic()
         output = engine.step()
@@ -225,6 +224,14 @@ class EngineThread:
         self._put(output)
         for failure in output.failures:
             self._put(Refused(failure.request, failure.error))
+
+    def _rest(self, engine: Engine) -> None:
+        """Waits for a command. Meanwhile memory is made ready, which takes milliseconds at a time."""
+        while self._needs_memory and not self._commands and not self._closing:
+            self._needs_memory = engine.prepare_memory()
+        with self._has_command:
+            if not self._commands and not self._closing:
+                self._has_command.wait()
 
 
 def _ignore(_: object) -> None:

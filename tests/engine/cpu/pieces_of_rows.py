@@ -29,7 +29,7 @@ def row_inputs(inputs: npt.NDArray[np.uint8], kind: Format, groups: int, row: in
     """Reads a row of `Workspace.inputs` of a matrix that has the rows rows[0] … rows[1] - 1."""
     begin, size = piece_of(row, *rows)
     each, place = 2 * GROUP if kind is Format.BFLOAT16 else GROUP + 12, row - begin
-    piece = inputs[begin * groups * each : (begin + size) * groups * each].reshape(groups, size * each)
+    piece = inputs[begin : begin + size].reshape(-1)[: size * groups * each].reshape(groups, size * each)
     if kind is Format.BFLOAT16:
         words = piece.view(np.uint16).reshape(groups, size, GROUP)
         numbers = (words[:, place].astype(np.uint32) << 16).view(np.float32).astype(np.float64)

@@ -80,7 +80,7 @@ def test_one_number_that_is_none_makes_its_group_such_and_no_other(kind: Format,
     space, linear = workspace(96, 2), packed_matrix(kind, 16, 96).linear
     for row in range(2):
         prepare_row(linear, space, row, 0, 2, states[row].ctypes.data)
-    tables = np.ascontiguousarray(space.inputs[: 3 * 2 * 44].reshape(3, -1)[:, 2 * 32 :]).view(np.float32)
+    tables = np.ascontiguousarray(space.inputs.reshape(-1)[: 3 * 2 * 44].reshape(3, -1)[:, 2 * 32 :]).view(np.float32)
     assert np.isnan(tables[1, 0])  # the scale of the group
     tables[1, [0, 2]] = 0  # and its offset; the starts are no floats
     assert np.isfinite(tables[:, :4]).all()
