@@ -122,7 +122,9 @@ class Steps:
         return 1e3 * statistics.median(layers[TRIALS:]), 1e3 * statistics.median(heads[TRIALS:])
 
     def print_parts(self) -> None:
-        """Each part of the last step, for all layers; calls from Python add some microseconds to each."""
+        """Each part of the last step, for all layers, its outputs shared by the cores (a step of many rows shares rows
+        instead and takes less than their sum); calls from Python add some microseconds to each.
+        """
         import numpy as np
 
         from busllm.engine.cpu import step

@@ -142,9 +142,9 @@ class Engine:
         self._grammar_wait.close()
         self._runner.close()
 
-    def prepare_memory(self) -> bool:
+    def prefault_memory(self) -> bool:
         """Uses some memory for the first time while there is nothing to compute; whether more is left."""
-        return self._runner.prepare_memory()
+        return self._runner.prefault_memory()
 
     @property
     def has_work(self) -> bool:

@@ -42,7 +42,7 @@ class KVCache(Protocol):
 
     @property
     def host_memory(self) -> tuple[tuple[int, int], ...]:
-        """Address and bytes of each block of the host's memory that it takes; none on a device."""
+        """Address and bytes of each block of the host's memory that may be used before there are tokens; () = none."""
         ...
 
     def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
@@ -126,6 +126,6 @@ def _zeros(size: tuple[int, ...], shape: KVShape) -> torch.Tensor:
     """Zeros, not garbage: a masked key has weight 0, and 0 times a garbage NaN would be NaN."""
     if shape.device.type != "cpu":
         return torch.zeros(size, dtype=shape.dtype, device=shape.device)
-    # numpy leaves the pages of fresh zeros to the operating system, so memory is used only as tokens arrive.
+    # numpy leaves fresh zeros to the operating system: memory is used as tokens arrive, or in a server's idle time.
     num_bytes = int(np.prod(size)) * shape.dtype.itemsize
     return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(shape.dtype).view(size)

@@ -15,7 +15,6 @@ import torch
 
 from busllm.engine.attention.protocol import AttentionFactory
 from busllm.engine.batch import RaggedBatch, SlotPages, make_batch
-from busllm.engine.first_use import FirstUse
 from busllm.engine.forward import Forward, make_forward
 from busllm.engine.graphs import GraphRecorder
 from busllm.engine.host_copy import StepMark, copy_to_host
@@ -24,6 +23,7 @@ from busllm.engine.logprobs import PendingLogprobs, token_logprobs
 from busllm.engine.models.protocol import CausalModel, attention_config
 from busllm.engine.parallel.group import Alone, Group
 from busllm.engine.parallel.sampling import sample_together
+from busllm.engine.prefault import Prefault
 from busllm.engine.runner import ModelInfo
 from busllm.engine.sampler import Sampled
 from busllm.engine.slot_states import SlotShape, SlotStates
@@ -44,7 +44,7 @@ class _Allocated:
     tables: SlotPages
     slots: SlotStates
     masks: StepMasks | None  # None = another rank chooses the tokens
-    kv_first_use: FirstUse
+    kv_prefault: Prefault
 
 
 @dataclass(frozen=True)
@@ -146,12 +146,12 @@ class ModelRunner:
             ),
             slots=slots,
             masks=StepMasks(slots, in_thread=self.depth == 0) if self._group.shard.is_first else None,
-            kv_first_use=FirstUse(attention.cache.host_memory),
+            kv_prefault=Prefault(attention.cache.host_memory, self._model.mapped_bytes),
         )
 
-    def prepare_memory(self) -> bool:
+    def prefault_memory(self) -> bool:
         """That of the KV cache."""
-        return self._memory().kv_first_use.some()
+        return self._memory().kv_prefault.advance()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> int:

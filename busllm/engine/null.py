@@ -164,7 +164,7 @@ class NullRunner:
                 max_context_tokens=max_context_tokens,
             )
 
-    def prepare_memory(self) -> bool:
+    def prefault_memory(self) -> bool:
         """There is none."""
         return False
 

@@ -58,7 +58,7 @@ class Runner(Protocol):
         """Makes the KV cache, page tables (max_running slots) and sampler state. Called once, before the first plan."""
         ...
 
-    def prepare_memory(self) -> bool:
+    def prefault_memory(self) -> bool:
         """Uses some memory for the first time, so that no step has to, for a few milliseconds; whether more is left.
 
         Called while there is nothing to compute.

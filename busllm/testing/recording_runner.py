@@ -43,9 +43,9 @@ class RecordingRunner:
             max_context_tokens=max_context_tokens,
         )
 
-    def prepare_memory(self) -> bool:
-        """See `Runner.prepare_memory`."""
-        return self._runner.prepare_memory()
+    def prefault_memory(self) -> bool:
+        """See `Runner.prefault_memory`."""
+        return self._runner.prefault_memory()
 
     def launch(self, plan: StepPlan) -> int:
         """See `Runner.launch`."""

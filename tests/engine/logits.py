@@ -81,8 +81,8 @@ class LogitsRunner:
             max_context_tokens=max_context_tokens,
         )
 
-    def prepare_memory(self) -> bool:
-        return self._runner.prepare_memory()
+    def prefault_memory(self) -> bool:
+        return self._runner.prefault_memory()
 
     def launch(self, plan: StepPlan) -> int:
         for opened in plan.opened:

@@ -43,8 +43,8 @@ class AlteredRunner:
     def allocate(self, **sizes: int) -> None:
         self._runner.allocate(**sizes)
 
-    def prepare_memory(self) -> bool:
-        return self._runner.prepare_memory()
+    def prefault_memory(self) -> bool:
+        return self._runner.prefault_memory()
 
     def launch(self, plan: StepPlan) -> int:
         return self._runner.launch(self._alter(plan))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import anyio.to_thread
 import pytest
@@ -21,7 +22,7 @@ class Forgetful(NullRunner):
         self.num_calls = num_calls
         self.may_prepare, self.has_begun = threading.Semaphore(0), threading.Semaphore(0)
 
-    def prepare_memory(self) -> bool:
+    def prefault_memory(self) -> bool:
         self.num_calls -= 1
         self.has_begun.release()
         assert self.may_prepare.acquire(timeout=PATIENCE_S)
@@ -37,7 +38,7 @@ async def test_memory_is_prepared_while_nothing_runs_and_requests_come_first() -
         assert await read_to_ends(thread, {"u"}) == {"u": 3}
         runner.may_prepare.release(2)
         for _ in range(2):
-            assert await anyio.to_thread.run_sync(runner.has_begun.acquire)
+            assert await anyio.to_thread.run_sync(partial(runner.has_begun.acquire, timeout=PATIENCE_S))
         thread.submit(request("v"))
         assert await read_to_ends(thread, {"v"}) == {"v": 3}
     assert runner.num_calls == 0, "and then no more"

@@ -114,7 +114,10 @@ def attend(queries, keys, values, layer, batch, window, heads, out):
 
 @njit(nogil=True)
 def attend_item(item, queries, keys, values, layer, batch, window, heads, out):
-    """Makes memory for one piece. It must outlive all use of its address, so the work is another function."""
+    """The attention of one piece, `batch.items[item]`; the other arguments are those of `attend`.
+
+    Memory is made here: it must outlive all use of its address, so the work is another function.
+    """
     _, _, _, num_heads, first_token, num_tokens = batch.items[item]
     rows = num_heads * num_tokens
     scratch = np.empty(rows * (heads.head_dim // 2 + RUN + RUN // 2 + heads.padded_head_dim), np.float32)

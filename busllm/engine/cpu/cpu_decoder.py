@@ -19,7 +19,7 @@ from busllm.engine.compiled_scans import CompiledScans
 from busllm.engine.cores import BoundThreads
 from busllm.engine.cpu.cpu_attention import UNLIMITED, CpuAttention
 from busllm.engine.cpu.packed_model import EMBEDDING, HEAD, ROUTERS, PackedModel, matrix_name
-from busllm.engine.cpu.row_shares import LEAST_ROWS, hidden_states_by_rows, share_rows
+from busllm.engine.cpu.row_shares import hidden_states_by_rows, least_shared_rows, share_rows
 from busllm.engine.cpu.shapes import GROUP, VECTOR, Array, Batch, Field, Format, Model, Part, Sizes
 from busllm.engine.cpu.step import hidden_states, logits
 from busllm.engine.cpu.threads import ThreadChoice, num_threads
@@ -70,7 +70,7 @@ class CpuDecoder:
         self._num_threads = num_threads()  # of the latest step
         self._keeps_peaks = keeps_peaks
         is_plain = config.experts is None and not keeps_peaks and num_threads() > 1
-        self.least_shared_rows = LEAST_ROWS * num_threads() if is_plain else None
+        self.least_shared_rows = least_shared_rows(num_threads()) if is_plain else None
         self._space = make_workspace(config, _MIN_ROWS, keeps_peaks=keeps_peaks)
         self._mixture = make_mixture(config, _MIN_ROWS)
         self._logits = np.empty((1, int(self._model.head[Field.NUM_TILES]) * VECTOR), dtype=np.float32)
@@ -145,7 +145,8 @@ class CpuDecoder:
         """Each core takes some rows through all layers."""
         self._num_threads, heads = num_threads(), attention.heads
         numba.set_num_threads(self._num_threads)
-        shares = share_rows(batch.items, batch.positions, self._num_threads, self._row_work, 2.0 * heads.head_dim)
+        work = (self._row_work, 2.0 * heads.head_dim, int(self._model.windows.max()))
+        shares = share_rows(batch.items, batch.positions, self._num_threads, *work)
         cache, batch = attention.cache.arrays, batch._replace(items=shares[0])
         hidden_states_by_rows(self._model, self._sizes, heads, batch, cache, self._space, *shares[1:])
 

@@ -64,6 +64,13 @@ _int8_tiles = _some_tiles(tiles.int8_tile, _INT8_BYTES)
 _bfloat16_tiles = _some_tiles(tiles.bfloat16_tile, _BFLOAT16_BYTES)
 
 
+@njit(nogil=True)
+def block_rows(rows):
+    """Rows that go through some linears at a time: equal shares of all, whole pieces, at most `BLOCK_ROWS`."""
+    blocks = max(1, (rows + BLOCK_ROWS - 1) // BLOCK_ROWS)
+    return max(1, (rows + blocks * PIECES[0] - 1) // (blocks * PIECES[0])) * PIECES[0]
+
+
 @njit(nogil=True, parallel=True)
 def multiply(linear, space, firsts, out):
     """out = inputs · weightsᵀ + bias, by one matrix or by several of one shape, each with rows of its own.
@@ -84,7 +91,13 @@ def multiply(linear, space, firsts, out):
 
 @njit(nogil=True)
 def multiply_part(linear, inputs, outliers, firsts, out, part, parts):
-    """Part `part` of `parts` of the outputs, by one core; inputs, outliers: of the `Workspace`."""
+    """Part `part` of `parts` of each matrix's outputs, by one core.
+
+    Args:
+        linear, firsts, out: as in `multiply`.
+        inputs, outliers: of the `Workspace`.
+        part, parts: 0 … parts - 1.
+    """
     kind, groups, weights, bias = linear[_FORMAT], linear[_NUM_GROUPS], linear[_WEIGHTS], linear[_BIAS]
     channels, kept, large = linear[_CHANNELS], linear[_NUM_CHANNELS], outliers.ctypes.data
     to, stride = out.ctypes.data, out.shape[1] * 4

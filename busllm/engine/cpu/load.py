@@ -69,12 +69,21 @@ def load_decoder(
             numbers that are not finite.
     """
     decoder = CpuDecoder(config, packed_weights(config, checkpoint, quantization))
-    # Loads compiled code, or makes it, for few rows and for many.
-    if not all(logits_of(decoder, [0] * rows).isfinite().all() for rows in (1, decoder.least_shared_rows or 1)):
+    if not _gives_numbers(decoder):
         raise ModelError("The model computes numbers that are not finite. A value of config.json may be wrong.")
     if binds_threads:
         decoder.bound_threads = bind_threads(thread_ids(num_threads()))
     return decoder
+
+
+def _gives_numbers(decoder: CpuDecoder) -> bool:
+    """Computes a token as in steps of few rows and of many, which loads compiled code, or makes it."""
+    usual, are_finite = decoder.least_shared_rows, True
+    for least in (None,) if usual is None else (None, 1):
+        decoder.least_shared_rows = least
+        are_finite = are_finite and bool(logits_of(decoder, [0]).isfinite().all())
+    decoder.least_shared_rows = usual
+    return are_finite
 
 
 def packed_weights(config: ModelConfig, checkpoint: Checkpoint, quantization: Quantization) -> PackedModel:

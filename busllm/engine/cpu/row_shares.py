@@ -5,7 +5,7 @@ Does not know: steps of few rows (`step.py` shares the outputs of each linear in
 Next on the path: `cpu_decoder.py` takes this way where there are rows enough.
 
 A core that keeps its rows reads nothing that another one has just written, and waits for nobody: but for the keys and
-values of a prompt whose tokens several cores have, once in each layer. The price: every core reads all weights.
+values of a sequence whose tokens several cores have, once in each layer. The price: every core reads all weights.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from numba import njit, prange
 from busllm.engine.cpu.attention import attend_item
 from busllm.engine.cpu.elementwise import add_row
 from busllm.engine.cpu.inputs import prepare_row
-from busllm.engine.cpu.linear import BLOCK_ROWS, multiply_part, read_row
+from busllm.engine.cpu.linear import block_rows, multiply_part, read_row
 from busllm.engine.cpu.rows import gate_one, normalise_one, rotate_and_store_one
 from busllm.engine.cpu.shapes import Part
 
-LEAST_ROWS = 8  # of a share: with fewer, reading the weights takes longer than multiplying by them
+_LEAST_ROWS = 4  # times the cores, in each share: with fewer, all cores' reading takes longer than their products
 _ROUND_ROWS = 4  # 15 rows take as long as 16, whose pieces are larger: worth a share with two rows more
 _QKV, _OUTPUT, _GATE_UP, _DOWN = (int(part) for part in Part)
 # How much longer a multiply-add of attention takes than one of a linear: in decode rows, which have keys and values of
@@ -28,31 +28,50 @@ _QKV, _OUTPUT, _GATE_UP, _DOWN = (int(part) for part in Part)
 _DECODE_WEIGHT, _PROMPT_WEIGHT = 7.0, 2.0
 
 
+def least_shared_rows(num_threads: int) -> int:
+    """From how many rows on each of so many cores has rows of its own.
+
+    Cores share what the memory gives, so each must have more to do for a weight the more of them read it.
+    """
+    return _LEAST_ROWS * num_threads**2
+
+
 @njit(nogil=True, cache=True)
-def share_rows(items, positions, num_shares, row_work, position_work):
+def share_rows(items, positions, num_shares, row_work, position_work, window):
     """Cuts a step's rows into shares of about equally much work, between the tokens of pieces of attention.
 
     Args:
         items: `Batch.items`.
         positions: int64 (num_tokens,).
-        num_shares: how many.
+        num_shares: how many; where there are fewer rows, some are empty.
         row_work: multiply-adds of a token in the linears of a layer.
         position_work: multiply-adds of one query head with one key and its value.
+        window: how many positions a token sees at most.
 
     Returns:
         The items, share by share; int64 (num_shares + 1,) first items and int64 (num_shares + 1,) first rows of shares;
-        whether no core needs keys or values of another one's rows.
+        whether they are independent: no sequence has rows in two of them.
     """
-    num_rows, is_apart = len(positions), True
+    num_rows = len(positions)
     work, may_begin = np.full(num_rows, row_work), np.zeros(num_rows + 1, np.bool_)
     may_begin[num_rows] = True
+    sequences, counts = np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64)  # of rows; rows of sequences
     for item in range(len(items)):
-        heads, first, tokens = items[item, 3], items[item, 4], items[item, 5]
-        weight = _DECODE_WEIGHT if tokens == 1 else _PROMPT_WEIGHT
-        work[first] += weight * position_work * heads * tokens * (positions[first] + tokens)
+        sequence, first, tokens = items[item, 0], items[item, 4], items[item, 5]
         may_begin[first] = True
-        is_apart = is_apart and tokens == 1
+        sequences[first : first + tokens] = sequence
+    for row in range(num_rows):
+        counts[sequences[row]] += 1
+    for item in range(len(items)):
+        sequence, heads, first, tokens = items[item, 0], items[item, 3], items[item, 4], items[item, 5]
+        weight = _DECODE_WEIGHT if counts[sequence] == 1 else _PROMPT_WEIGHT
+        seen = min(positions[first], window) + tokens
+        work[first] += weight * position_work * heads * tokens * seen
     first_rows = _borders(work, may_begin, num_shares, row_work)
+    are_independent = True
+    for border in first_rows[1:-1]:
+        if 0 < border < num_rows and sequences[border - 1] == sequences[border]:
+            are_independent = False
     first_items, shared, place = np.zeros(num_shares + 1, np.int64), np.empty_like(items), 0
     for share in range(num_shares):
         for item in range(len(items)):
@@ -60,7 +79,7 @@ def share_rows(items, positions, num_shares, row_work, position_work):
                 shared[place] = items[item]
                 place += 1
         first_items[share + 1] = place
-    return shared, first_items, first_rows, is_apart
+    return shared, first_items, first_rows, are_independent
 
 
 @njit(nogil=True)
@@ -85,14 +104,14 @@ def _borders(work, may_begin, num_shares, row_work):
 
 
 @njit(nogil=True, cache=True)
-def hidden_states_by_rows(model, sizes, heads, batch, cache, space, first_items, first_rows, is_apart):
+def hidden_states_by_rows(model, sizes, heads, batch, cache, space, first_items, first_rows, are_independent):
     """All layers over a step's tokens, without experts; the result is in space.states, before the norm.
 
     Args:
         model, sizes, heads, batch, cache, space: the tuples of `shapes.py`.
-        first_items, first_rows, is_apart: of `share_rows`, whose items the batch has.
+        first_items, first_rows, are_independent: of `share_rows`, whose items the batch has.
     """
-    if is_apart:
+    if are_independent:
         _run(model, sizes, heads, batch, cache, space, first_items, first_rows, -1, sizes.num_layers)
     else:
         for layer in range(-1, sizes.num_layers):
@@ -111,8 +130,9 @@ def _run(model, sizes, heads, batch, cache, space, first_items, first_rows, firs
                     attend_item(
                         item, space.queries, cache.keys, cache.values, layer, batch, window, heads, space.attended
                     )
-            for row in range(first_rows[share], first_rows[share + 1], BLOCK_ROWS):
-                last = min(row + BLOCK_ROWS, first_rows[share + 1])
+            block = block_rows(first_rows[share + 1] - first_rows[share])
+            for row in range(first_rows[share], first_rows[share + 1], block):
+                last = min(row + block, first_rows[share + 1])
                 _some_rows(model, sizes, heads, batch, cache, space, layer, row, last)
 
 

@@ -15,8 +15,8 @@ from numba import njit, prange
 from busllm.engine.cpu.attention import attend
 from busllm.engine.cpu.elementwise import add_row
 from busllm.engine.cpu.experts import add_visits, choose_experts, send_rows
-from busllm.engine.cpu.inputs import PIECES, prepare_row
-from busllm.engine.cpu.linear import BLOCK_ROWS, multiply, read_row
+from busllm.engine.cpu.inputs import prepare_row
+from busllm.engine.cpu.linear import block_rows, multiply, read_row
 from busllm.engine.cpu.rows import gate_one, normalise_one, rotate_and_store_one
 from busllm.engine.cpu.shapes import FEW_ROWS, Part
 
@@ -35,7 +35,7 @@ def hidden_states(model, sizes, heads, batch, cache, space, mixture, first, end)
         first, end: which layers.
     """
     rows = len(batch.token_ids)
-    block = _block_rows(rows)
+    block = block_rows(rows)
     if first == 0:
         _embed(model, batch, space)
     for layer in range(first, end):
@@ -76,13 +76,6 @@ def logits(model, sizes, space, rows, out):
     _normalise(model.head, model.norms[2 * sizes.num_layers], sizes, space, every, True)
     _note_peaks(space, _NUM_PARTS * sizes.num_layers, space.normed, every)
     multiply(model.head, space, every, out)
-
-
-@njit(nogil=True)
-def _block_rows(rows):
-    """Rows that go through half a layer at a time: equal shares of all, whole pieces, at most `BLOCK_ROWS`."""
-    blocks = max(1, (rows + BLOCK_ROWS - 1) // BLOCK_ROWS)
-    return (rows + blocks * PIECES[0] - 1) // (blocks * PIECES[0]) * PIECES[0]
 
 
 @njit(nogil=True)

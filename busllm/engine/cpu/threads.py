@@ -5,6 +5,8 @@ alone.
 Does not know: what is computed; a row's bits do not depend on it.
 Next on the path: `cpu_decoder.py`.
 
+(Steps whose rows are many are shared by rows, and nothing is chosen: `row_shares.py`.)
+
 A step has hundreds of short parallel pieces, each of which ends when the last thread has done its part. On cores of
 its own two threads are faster than one; a thread that has lost its core holds up every piece. There are always others
 who want a core when a step begins: they carry the last step's tokens to their readers. So with few rows the first

@@ -67,9 +67,9 @@ class ParallelRunner:
         self._own.allocate(**sizes)
         self._group.enter(0)
 
-    def prepare_memory(self) -> bool:
-        """Of rank 0 alone: the others hear of steps only."""
-        return self._own.prepare_memory()
+    def prefault_memory(self) -> bool:
+        """Nothing: a step waits for every rank, and the others hear of steps only."""
+        return False
 
     def launch(self, plan: StepPlan) -> int:
         """Starts a step on all ranks, here last.

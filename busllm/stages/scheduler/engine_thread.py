@@ -228,7 +228,7 @@ class EngineThread:
     def _rest(self, engine: Engine) -> None:
         """Waits for a command. Meanwhile memory is made ready, which takes milliseconds at a time."""
         while self._needs_memory and not self._commands and not self._closing:
-            self._needs_memory = engine.prepare_memory()
+            self._needs_memory = engine.prefault_memory()
         with self._has_command:
             if not self._commands and not self._closing:
                 self._has_command.wait()

@@ -103,10 +103,10 @@ def submit(engine: Engine, count: int, **params: Any) -> None:
 
 def layers(num_rows: int) -> dict[str, int]:
     """What computes so many rows."""
-    from busllm.engine.cpu.row_shares import LEAST_ROWS
+    from busllm.engine.cpu.row_shares import least_shared_rows
     from busllm.engine.cpu.threads import num_threads
 
-    if 1 < num_threads() <= num_rows // LEAST_ROWS:
+    if num_threads() > 1 and num_rows >= least_shared_rows(num_threads()):
         return {"share_rows": 1, "hidden_states_by_rows": 1}
     return {"hidden_states": 1}
 
