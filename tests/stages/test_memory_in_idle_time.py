@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from functools import partial
 
+import anyio
 import anyio.to_thread
 import pytest
 
@@ -42,3 +44,27 @@ async def test_memory_is_prepared_while_nothing_runs_and_requests_come_first() -
         thread.submit(request("v"))
         assert await read_to_ends(thread, {"v"}) == {"v": 3}
     assert runner.num_calls == 0, "and then no more"
+
+
+class Endless(NullRunner):
+    """Always has memory to prefault."""
+
+    num_calls = 0
+
+    def prefault_memory(self) -> bool:
+        self.num_calls += 1
+        time.sleep(0.001)
+        return True
+
+
+async def test_pausing_and_closing_wait_for_no_memory() -> None:
+    runner = Endless()
+    async with thread_of(lambda: runner) as thread:
+        thread.pause(True)
+        thread.submit(request("u"))
+        thread.pause(False)
+        assert await read_to_ends(thread, {"u"}) == {"u": 3}
+    before = runner.num_calls
+    assert before
+    await anyio.sleep(0.02)
+    assert runner.num_calls == before, "the thread has ended"
