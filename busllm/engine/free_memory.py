@@ -58,18 +58,17 @@ def free_memory_bytes(root: Path = Path("/")) -> int:
     Raises:
         EngineError: the kernel does not say.
     """
-    return min([_available_bytes(root), *_left_in_groups(root)])
+    try:
+        return min([_available_bytes(root), *_left_in_groups(root)])
+    except (OSError, KeyError, ValueError) as error:
+        raise EngineError(
+            "The kernel does not say how much memory is free. Give scheduler.kv_tokens, or kv_memory as an amount. "
+            f"({type(error).__name__}: {error})"
+        ) from error
 
 
 def _available_bytes(root: Path) -> int:
-    path = root / "proc" / "meminfo"
-    try:
-        kibibytes = _entries(path)["MemAvailable:"]
-    except (OSError, KeyError) as error:
-        raise EngineError(
-            f"{path} does not say how much memory is available. Give scheduler.kv_tokens, or kv_memory as an amount."
-        ) from error
-    return kibibytes * 1024
+    return _entries(root / "proc" / "meminfo")["MemAvailable:"] * 1024
 
 
 def _left_in_groups(root: Path) -> Iterator[int]:

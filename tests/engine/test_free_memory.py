@@ -79,6 +79,20 @@ def test_a_kernel_that_does_not_say_is_an_error_with_what_to_do(tmp_path: Path) 
         free_memory_bytes(root=tmp_path)
 
 
+def test_a_limit_that_cannot_be_read_is_the_same_error(root: Path) -> None:
+    write(root, "proc/self/cgroup", "0::/\n")
+    write(root, "sys/fs/cgroup/memory.max/not-a-file", "")
+    with pytest.raises(EngineError, match="IsADirectoryError"):
+        free_memory_bytes(root=root)
+
+
+def test_a_limit_that_is_no_number_is_too(root: Path) -> None:
+    write(root, "proc/self/cgroup", "0::/\n")
+    write_v2(root, "", "some", MIB)
+    with pytest.raises(EngineError, match="ValueError"):
+        free_memory_bytes(root=root)
+
+
 def test_a_share_of_all_spares_some_for_everything_else(root: Path) -> None:
     write(root, "proc/meminfo", f"MemAvailable: {4 * 2**20} kB\n")
     assert kv_bytes_of_free_memory(1.0, root=root) == 4 * 2**30 - SPARED_BYTES

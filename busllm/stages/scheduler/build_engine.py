@@ -76,7 +76,11 @@ def build_engine(
     )
     num_sharers = 1 if leading is None else leading.num_beside
     config = msgspec.structs.replace(config, num_pages=_num_pages(scheduler, runner, config, num_sharers))
-    return Engine(runner, config, grammars)
+    try:
+        return Engine(runner, config, grammars)
+    except MemoryError as error:
+        key = "scheduler.kv_tokens" if scheduler.kv_memory is None else "scheduler.kv_memory"
+        raise ConfigError(f"asks for more memory than this host can give: {error}.", key=key) from error
 
 
 def _num_pages(scheduler: SchedulerConfig, runner: Runner, config: EngineConfig, num_sharers: int) -> int:
