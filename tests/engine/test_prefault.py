@@ -10,6 +10,7 @@ import pytest
 
 from busllm.engine import prefault
 from busllm.engine.loader import LoadConfig, load_runner
+from busllm.engine.model_runner import ModelRunner
 from busllm.engine.prefault import Prefault
 from busllm.errors import EngineError
 from busllm.testing.tiny_model import write_tiny_model
@@ -96,15 +97,32 @@ def test_a_host_with_little_memory_keeps_it(monkeypatch: pytest.MonkeyPatch, fre
     assert resident_bytes() - before < 2 * MB
 
 
-@needs_linux_5_14
 @pytest.mark.parametrize("attention", ["cpu", "torch"])
-def test_a_runner_has_its_keys_and_values_ready(tmp_path: Path, attention: str) -> None:
+def test_a_runner_has_all_of_its_keys_and_values_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attention: str
+) -> None:
     directory = write_tiny_model(tmp_path / "llama", "llama")
     runner = load_runner(str(directory), LoadConfig(device="cpu", attention=attention, quantization="none"))
+    assert isinstance(runner, ModelRunner)
     num_pages = 100 * MB // (16 * runner.model.kv_bytes_per_token)
     runner.allocate(num_pages=num_pages, page_tokens=16, max_running=2, max_context_tokens=64)
-    before = resident_bytes()
+    asked: list[tuple[int, int]] = []
+
+    def advise(begin: int, size: int, advice: int) -> int:
+        assert advice == 23
+        asked.append((begin, begin + size))
+        return 0
+
+    assert runner._allocated is not None
+    monkeypatch.setattr(runner._allocated.kv_prefault, "_advise", advise)
     while runner.prefault_memory():
         pass
-    assert resident_bytes() - before > 90 * MB
+    memory = runner._allocated.forward.attention.cache.host_memory
+    assert sum(size for _, size in memory) > 90 * MB
+    for address, size in memory:
+        reached = address
+        for begin, end in sorted(asked):
+            if begin <= reached:
+                reached = max(reached, end)
+        assert reached >= address + size
     runner.close()
